@@ -51,7 +51,7 @@ def lines(path: Path) -> Work:
 def read(path: Path) -> Work:
     """Take every stack."""
     from stepscope.read.raw import FrameNames, Losses
-    from stepscope.read.stacks.sampled_files import open_stacks
+    from stepscope.read.sampled_files import open_stacks
 
     def work() -> dict[str, Any]:
         names, losses = FrameNames(), Losses()
@@ -67,7 +67,7 @@ def read(path: Path) -> Work:
 def build(path: Path) -> Work:
     """Make all tables."""
     from stepscope import tables
-    from stepscope.read.stacks.sampled_files import read_stack_files
+    from stepscope.read.sampled_files import read_stack_files
 
     def work() -> dict[str, Any]:
         built = tables.build(read_stack_files([path]))

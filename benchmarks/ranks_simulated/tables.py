@@ -21,9 +21,9 @@ from stepscope.tables.reduced import (
     STEPS_OF_BLOCK,
     Index,
     ReducedRank,
+    bins_of,
     write_host,
 )
-from stepscope.tables.sketch import bins_of
 
 EPOCH_US = 1_790_000_000_000_000  # when the run began
 SAMPLES_PER_SECOND = 20.0

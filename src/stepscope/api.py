@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
-    from stepscope.model.hangs import HangVerdict
     from stepscope.model.memory import MemoryRecording
-    from stepscope.model.ranks import RankMap, RanksRead, RanksVerdict
+    from stepscope.model.ranks import HangVerdict, RankMap, RanksRead, RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
     from stepscope.read.hang_recording import HangRecording
@@ -130,8 +129,8 @@ class Run:
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, unless `options` say no."""
         from stepscope import tables
-        from stepscope.cached import default_folder
-        from stepscope.tables import store
+        from stepscope.files import default_folder
+        from stepscope.tables.build import write
         from stepscope.tables.cache import BuildOptions
 
         given = self.options
@@ -144,17 +143,17 @@ class Run:
         target = beside if self.recorded else given.tables
         if given.keep and target is not None and os.access(target, os.W_OK):
             with contextlib.suppress(OSError):  # a full disk: the tables can always be derived again
-                store.write(built, target)
+                write(built, target)
         return built
 
     def _raw(self) -> RawRun:
         """What lies in the paths, read as far as must be known before tables are made."""
         from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
-        from stepscope.tables import in_full
+        from stepscope.tables import reduced
 
         if self.reduced is not None:
-            return in_full.read(self.folder, self.reduced, self._chosen)
+            return reduced.read_in_full(self.folder, self.reduced, self._chosen)
         if self.recorded:
             return read_run(self.folder)
         recordings, others = self._inputs
@@ -184,10 +183,10 @@ class Run:
     @cached_property
     def reduced(self) -> Reduced | None:
         """The reduced tables by which ranks are judged: where there are too many to read, or some lie elsewhere."""
-        from stepscope.tables import in_full
+        from stepscope.tables import reduced
 
         found = self._loaded[0]
-        return None if found is None or in_full.all_are_read(self.folder, found) else found
+        return None if found is None or reduced.all_are_read(self.folder, found) else found
 
     @cached_property
     def many_ranks(self) -> RanksVerdict | None:
@@ -199,7 +198,7 @@ class Run:
     @property
     def _chosen(self) -> tuple[int, ...]:
         """Of a run that is judged by reduced tables, the ranks that are looked at."""
-        from stepscope.tables import in_full
+        from stepscope.tables import reduced
 
         assert self.reduced is not None and self.many_ranks is not None  # noqa: PT018
         blamed: tuple[int, ...] = ()
@@ -207,14 +206,14 @@ class Run:
             from stepscope.analyze.hangs import blamed_ranks
 
             blamed = blamed_ranks(self._hangs[0])
-        return in_full.chosen(self.reduced, self.many_ranks.suspects, (*self.options.ranks, *blamed))
+        return reduced.chosen_ranks(self.reduced, self.many_ranks.suspects, (*self.options.ranks, *blamed))
 
     @cached_property
     def ranks_read(self) -> RanksRead | None:
         """What all that is said beside the verdict on many ranks stands on; None where all are read in full."""
-        from stepscope.tables import in_full
+        from stepscope.tables import reduced
 
-        return None if self.reduced is None else in_full.stands_on(self.folder, self.reduced, self._chosen)
+        return None if self.reduced is None else reduced.stands_on(self.folder, self.reduced, self._chosen)
 
     @cached_property
     def rank_maps(self) -> tuple[RankMap, ...]:
@@ -325,15 +324,15 @@ class Run:
 
     def flame_diff(self, other: Run, options: FlameOptions | None = None) -> FlameGraph:
         """This run's sampled stacks against `other`'s; raises `UsageError` where their units or modes differ."""
-        from stepscope.analyze.pictures import flame_diff
+        from stepscope.analyze.pictures import sampled_flame
 
-        return flame_diff.flame_diff(self._context, other._context, options)
+        return sampled_flame.flame_diff(self._context, other._context, options)
 
     def flame_rank_diff(self, rank: int, options: FlameOptions | None = None) -> FlameGraph:
         """The sampled stacks of one rank against the mean of the others."""
-        from stepscope.analyze.pictures import flame_diff
+        from stepscope.analyze.pictures import sampled_flame
 
-        return flame_diff.flame_rank_diff(self._context, rank, options)
+        return sampled_flame.flame_rank_diff(self._context, rank, options)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -79,7 +79,7 @@ def compare(
 def history(runs: Iterable[One], *, options: ReadOptions = DEFAULTS) -> tuple[tuple[Version, ...], tuple[str, ...]]:
     """Runs of one script in the order in which they started, each with what was changed since the one before; and
     lines on those that cannot be read."""
-    from stepscope.comparison import history
+    from stepscope.comparison import changes
     from stepscope.comparison.profile import profile
 
     profiles, left_out = [], []
@@ -89,7 +89,7 @@ def history(runs: Iterable[One], *, options: ReadOptions = DEFAULTS) -> tuple[tu
             profiles.append(profile(run, _name(run)))
         except UnreadableInputError as error:
             left_out.append(f"{_name(run)} is left out: {error}")
-    return history.versions(profiles), tuple(left_out)
+    return changes.versions(profiles), tuple(left_out)
 
 
 def _opened(given: Given, options: ReadOptions) -> _Opened:

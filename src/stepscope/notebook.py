@@ -107,7 +107,7 @@ def _show_recorded(
 ) -> None:
     """Never raises what stepscope raises: the cell has run, and its own outcome is what counts."""
     from stepscope.cli import say
-    from stepscope.cli.settings import ignored_rules, prices
+    from stepscope.cli.options import ignored_rules, prices
 
     if folder is None:
         say(f"nothing was recorded ({problem or 'for no known reason'})")

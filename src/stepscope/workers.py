@@ -1,11 +1,21 @@
-"""Whether this process may start others like it, how many are worth it, and work side by side in its threads."""
+"""Whether this process may start others like it, how many are worth it, and work side by side in threads or a fork.
+
+A command forks before it has imported NumPy or Polars: one thread, little memory, nothing that minds. The child does
+work while the command still imports what will use it: it hands over pickled values through a pipe; it has no terminal
+and no output of its own, and ends with its reader.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
+import signal
 import sys
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,3 +44,107 @@ def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[
 
     with ThreadPoolExecutor(usable_cores()) as pool:
         return list(pool.map(work, items))
+
+
+Send = Callable[[bytes], None]
+
+_WAITING = 8  # values that were made and not taken: what bounds the child's memory
+_PIPE_BYTES = 1 << 20
+_LENGTH_BYTES = 8
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+_THREADED = ("numpy", "polars")  # with these a process has threads, and may hold locks that a child would wait for
+_started: dict[Path, Beside] = {}
+
+
+class Ended(Exception):
+    """The child ended before it was done, mostly killed for the memory of both."""
+
+
+class Beside:
+    """What a child makes; `values` may be taken once."""
+
+    def __init__(self, child: int, pipe: int) -> None:
+        self._child, self._pipe = child, pipe
+
+    def values(self) -> Iterator[Any]:
+        """What it hands over, until it is done; raises `Ended`."""
+        with os.fdopen(self._pipe, "rb", buffering=_PIPE_BYTES) as pipe:
+            while head := pipe.read(_LENGTH_BYTES):
+                size = int.from_bytes(head, "little")
+                data = pipe.read(size)
+                if len(data) < size:
+                    raise Ended
+                yield pickle.loads(data)  # noqa: S301 - written by our own child
+
+    def stop(self) -> None:
+        """Nobody wants it any more."""
+        with suppress(OSError):
+            os.close(self._pipe)
+        with suppress(OSError):
+            os.kill(self._child, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> None:
+        with suppress(OSError):
+            os.waitpid(self._child, 0)
+
+
+def start(path: Path, make: Callable[[Send], None]) -> None:
+    """Let a child `make` what will be asked for by `path`, where a process may fork and there is a core for both."""
+    if not sys.platform.startswith("linux") or usable_cores() < 2 or threading.active_count() > 1:
+        return
+    if any(name in sys.modules for name in _THREADED):
+        return
+    try:
+        taken, given = os.pipe()
+        child = os.fork()
+    except OSError:
+        return  # no process or no file is left: the caller does it itself
+    if child:
+        os.close(given)
+        _started[path.resolve()] = Beside(child, taken)
+        return
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is of the whole group: it ends at once
+        os.close(taken)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        _hand_over(given, make)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def started(path: Path) -> Beside | None:
+    """What was started for `path`, once."""
+    return _started.pop(path.resolve(), None) if _started else None
+
+
+def _hand_over(pipe: int, make: Callable[[Send], None]) -> None:
+    """Make and write on two threads: what is made waits for no reader, up to a bound."""
+    from fcntl import fcntl
+    from queue import Queue
+
+    with suppress(OSError):
+        fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+    waiting: Queue[bytes | None] = Queue(_WAITING)
+
+    def write() -> None:
+        try:
+            while (value := waiting.get()) is not None:
+                for data in (len(value).to_bytes(_LENGTH_BYTES, "little"), value):
+                    left = memoryview(data)
+                    while left:
+                        left = left[os.write(pipe, left) :]
+        except OSError:
+            os._exit(1)  # the reader is gone
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        make(waiting.put)
+    finally:
+        waiting.put(None)
+        writer.join()

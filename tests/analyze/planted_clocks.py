@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.engine.clock_pieces import Piece
-from stepscope.engine.clocks import Clocks, Members
+from stepscope.engine.clocks import Clocks, Members, Piece
 
 START_NS = 1_790_000_000_000_000_000
 KINDS = ("all_reduce", "all_gather", "send", "recv", "broadcast")

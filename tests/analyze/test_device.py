@@ -1,12 +1,70 @@
-"""Device time by kind, and how much of it is linked."""
+"""Device time by kind, how much of it is linked, its lines, and the losses of devices, each nanosecond once."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from stepscope.analyze import analyze
-from stepscope.model import Analysis, DeviceTime
-from tests.analyze.traces import US, Slices, tables
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyze import CodeOptions, analyze
+from stepscope.analyze.device.device_time import (
+    EARLY,
+    ENGINE,
+    LIBRARIES,
+    NO_FORWARD,
+    NO_LAUNCH,
+    REPLAYED,
+)
+from stepscope.analyze.device.kernels import MULTIPLE, waste
+from stepscope.model import Analysis, DeviceLine, DeviceLines, DeviceTime
+from stepscope.model.device_losses import (
+    ALLOCATOR,
+    ATTENTION,
+    COMPILED,
+    COPY_IN,
+    DATA_PARALLEL,
+    HOST,
+    LAUNCH,
+    LAYOUT,
+    LINALG,
+    MATRIX,
+    OPTIMIZER,
+    POINTWISE,
+    SYNC,
+    ZERO_GRAD,
+    DeviceLosses,
+    Loss,
+)
+from stepscope.model.views import DEVICE
+from tests.analyze import shared_traces
+from tests.analyze.device_scenes import (
+    A100,
+    ADD,
+    P100,
+    SGEMM,
+    TENSOR,
+    V100,
+    Scene,
+    allocations,
+    attention,
+    batch_copies,
+    compiled,
+    decompositions,
+    host_work,
+    pointwise_run,
+    products,
+    reads_value,
+    repeated,
+    replicas,
+    short_launches,
+    updates,
+    zeros,
+)
+from tests.analyze.traces import BACK_THREAD, US, Slices, tables
+from tests.records import some
 
 
 def analysis_of(*traces: Slices) -> Analysis:
@@ -68,3 +126,352 @@ def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
     assert (facts.graph_ns, facts.unlinked_ns, facts.before_recording_ns) == (20 * US, 10 * US, 0)
     assert sum(facts.linked_ns.values()) + facts.graph_ns + facts.unlinked_ns == facts.device_ns
     assert facts.link_rate == pytest.approx(0.7)
+
+
+FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
+LINEAR = "torch/nn/modules/linear.py(120): forward"
+STACK = (
+    "/opt/conda/lib/python3.7/site-packages/torch/nn/functional.py(2263): batch_norm;"
+    "/opt/conda/lib/python3.7/site-packages/torchvision/models/resnet.py(125): forward;train.py(46): <module>"
+)
+
+
+def lines_of(*traces: Slices, options: CodeOptions | None = None, **more: Any) -> DeviceLines:
+    found = some(analyze(tables(*traces, **{**FOREIGN, **more}), options=options or CodeOptions()).device_lines)
+    assert sum(line.ns for line in found.lines) + sum(found.unattributed.values()) == found.total_ns
+    assert sum(line.share for line in found.lines) + sum(found.unattributed_shares.values()) == pytest.approx(1)
+    assert all(sum(line.via.values()) == line.ns for line in found.lines)
+    return found
+
+
+def places(found: DeviceLines) -> dict[tuple[str, int | None], int]:
+    return {(line.place.file, line.place.line): line.ns // US for line in found.lines}
+
+
+def only(found: DeviceLines) -> DeviceLine:
+    (line,) = found.lines
+    return line
+
+
+def backward_trace(*, forward: bool = True, custom: bool = False) -> Slices:
+    """A kernel below an operator of the backward pass, which runs below `loss.backward()`."""
+    trace = Slices()
+    loss = trace.python("train.py(5): loss")
+    ahead = trace.add("cpu_op", "aten::mul", parent=trace.python(LINEAR, loss), sequence=7, forward_thread=0)
+    call = trace.python("torch/_tensor.py(500): backward", trace.python("train.py(40): step"))
+    node = trace.add(
+        "cpu_op",
+        "autograd::engine::evaluate_function: MulBackward0",
+        100,
+        parent=call,
+        sequence=7,
+        forward_thread=BACK_THREAD,
+    )
+    below = trace.python("train.py(60): backward", node) if custom else node
+    operator = trace.add("cpu_op", "aten::mul", 100, parent=below)
+    link = {"forward": ahead, "forward_method": "sequence"} if forward else {}
+    trace.kernel(110, 10, below=operator, operator=operator, **link)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("made", "line", "via"),
+    [
+        ({}, 5, "sequence"),
+        ({"forward": False}, 40, "direct"),  # without its forward operator: to the call of backward
+        ({"custom": True}, 60, "direct"),  # a backward function of the user's own
+    ],
+)
+def test_a_backward_kernel_belongs_to_the_line_of_its_forward_operator(
+    made: dict[str, bool], line: int, via: str
+) -> None:
+    found = only(lines_of(backward_trace(**made)))
+    assert (found.place.file, found.place.line, found.via) == ("train.py", line, {via: 10 * US})
+
+
+def test_call_stacks_of_old_traces_give_exact_lines_in_both_directions() -> None:
+    trace = Slices()
+    outer = trace.add("Operator", "aten::batch_norm", call_stack=STACK, sequence=3, forward_thread=0)
+    inner = trace.add("Operator", "aten::cudnn_batch_norm", parent=outer)
+    trace.kernel(0, 10, below=inner)
+    node = trace.add("Operator", "CudnnBatchNormBackward", 50, sequence=3, forward_thread=BACK_THREAD)
+    trace.kernel(50, 20, below=node, forward=inner, forward_method="flow")
+
+    line = only(lines_of(trace))
+
+    assert (line.place.file, line.place.line, line.place.function) == ("train.py", 46, "<module>")
+    assert line.via == {"flow": 20 * US, "direct": 10 * US}
+    assert line.exact_line
+
+
+def test_what_has_no_line_has_a_reason() -> None:
+    trace = Slices()
+    loop = trace.python("torch/utils/data/dataloader.py(1): __next__")
+    node = trace.add("cpu_op", "AddBackward0", sequence=9, forward_thread=BACK_THREAD)
+    trace.kernel(0, 1)
+    trace.kernel(10, 2, below=trace.add("cpu_op", "aten::copy_", parent=loop))
+    trace.kernel(20, 3, below=node)
+    trace.kernel(30, 4, below=loop, state="graph", method=None)
+    trace.kernel(40, 5, below=loop, state="unlinked", method=None, launch=None)
+    for event in (node, trace.add("cpu_op", "aten::add")):
+        trace.events[event]["track"] = "1/2"
+    trace.kernel(50, 6, below=trace.add("cpu_op", "aten::add", track="1/2"))
+    trace.events[-2]["track"] = "1/2"
+    reasons = {EARLY: 1, LIBRARIES: 2, NO_FORWARD: 3, REPLAYED: 4, NO_LAUNCH: 5, ENGINE: 6}
+
+    found = lines_of(trace)
+
+    assert found.lines == ()
+    assert found.unattributed == {why: us * US for why, us in reasons.items()}
+    assert list(found.unattributed.values()) == sorted(found.unattributed.values(), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("callee", "started", "line", "exact"),
+    [
+        ("torch/nn/functional.py(9): linear", 1, 4, True),
+        ("aten::matmul", 1, 3, True),  # by its sign
+        ("aten::mul_", 1, 5, True),
+        ("torch/nn/functional.py(3): norm", 1, 1, False),  # called twice: either line may be meant
+        ("aten::sort", 1, 1, False),  # not in the text
+        ("torch/optim/optimizer.py(480): wrapper", 1, 7, True),
+        ("torch/nn/functional.py(9): linear", 5, 4, True),  # ran when the recording began: the line it was at
+        ("torch/nn/functional.py(9): linear", 99, 99, False),  # the file has changed
+    ],
+)
+def test_a_line_is_exact_where_the_source_leaves_no_doubt(callee: str, started: int, line: int, exact: bool) -> None:
+    file = "/home/user/project/train.py"
+    source = "def train(x, y):\n    x = norm(norm(x) if y else\n        x @ y)\n    z = linear(x)\n"
+    source += "    z *= 2\n    z = norm(z)\n    optimizer.step()\n    return z\n"
+    trace = Slices()
+    frame = trace.python(f"train.py({started}): train")
+    below = trace.add("cpu_op", callee, parent=frame) if callee.startswith("aten") else trace.python(callee, frame)
+    trace.kernel(0, 10, below=below)
+    found = some(analyze(tables(trace), {file: source}).device_lines)
+    assert [(row.place.line, row.exact_line) for row in found.lines] == [(line, exact)]
+
+
+def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
+    trace = Slices()
+    loss = trace.python("train.py(5): loss")
+    outer = trace.add("cpu_op", "aten::linear", 0, 10, parent=loss, sequence=7, forward_thread=0)
+    trace.events[outer]["self_ns"] = 4 * US
+    trace.add("cpu_op", "aten::addmm", 2, 6, parent=outer, sequence=7, forward_thread=0)
+    call = trace.python("torch/_tensor.py(500): backward", trace.python("train.py(40): step"))
+    node = trace.add("cpu_op", "autograd::engine::evaluate_function: X", 50, 9, parent=call, sequence=7)
+    trace.events[node] |= {"forward_thread": BACK_THREAD, "self_ns": 0, "forward": trace.events[outer]["id"]}
+    trace.add("cpu_op", "aten::mm", 51, 9, parent=node)
+    trace.add("cpu_op", "aten::add_", 70, 3, parent=trace.python("train.py(41): step"))
+
+    found = lines_of(trace)
+
+    assert found.basis == "cpu_op"
+    assert places(found) == {("train.py", 5): 19, ("train.py", 41): 3}
+    assert found.lines[0].via == {"direct": 10 * US, "sequence": 9 * US}
+
+
+INSTALLED = "/venv/lib/python3.11/site-packages/mine"
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "expected"),
+    [
+        ("vendor/fast.py", CodeOptions(), "vendor/fast.py"),
+        ("vendor/fast.py", CodeOptions(libraries=("vendor",)), "train.py"),
+        ("vendor/fast.py", CodeOptions(libraries=("vend",)), "vendor/fast.py"),  # whole components only
+        ("vendor/fast.py", CodeOptions(maps=(("vendor", "/src/vendor"),)), "/src/vendor/fast.py"),
+        ("vendor/fast.py", CodeOptions(source_roots=("/src",), files=("/src/vendor/fast.py",)), "/src/vendor/fast.py"),
+        (f"{INSTALLED}/a.py", CodeOptions(source_roots=(INSTALLED,)), f"{INSTALLED}/a.py"),
+        ("/home/me/vllm/serve.py", CodeOptions(), "/home/me/vllm/serve.py"),
+        ("/build/x/a.py", CodeOptions(maps=(("/build", "/wrong"), ("/build/x", "/home/me"))), "/home/me/a.py"),
+        ("transformers/mine.py", CodeOptions(source_roots=("transformers",)), "transformers/mine.py"),
+    ],
+)
+def test_what_is_the_users_can_be_said(file: str, options: CodeOptions, expected: str) -> None:
+    trace = Slices()
+    frame = trace.python(f"{file}(3): go", trace.python("train.py(1): <module>"))
+    trace.kernel(0, 10, below=frame)
+    assert only(lines_of(trace, options=options)).place.file == expected
+
+
+IDLE = (SYNC, COPY_IN, ALLOCATOR, LAUNCH, COMPILED, HOST)
+WHOLE = (OPTIMIZER, ZERO_GRAD, LINALG, DATA_PARALLEL)  # own idle time and work
+
+
+def idle_ns(found: DeviceLosses) -> float:
+    """What all losses together tell of idle time and of copies from and to the host that nothing hides."""
+    told = [one.details["idle_ns"] if one.kind in WHOLE else one.ns_per_step for one in found.losses]
+    return sum(ns for one, ns in zip(found.losses, told, strict=True) if one.kind in (*IDLE, *WHOLE))
+
+
+def losses(scene: Scene, *gpus: dict[str, Any]) -> DeviceLosses:
+    (found,) = analyze(scene.tables(*gpus)).device_losses
+    return found
+
+
+def loss(scene: Scene, kind: str, *gpus: dict[str, Any]) -> Loss:
+    return some(losses(scene, *gpus).of(kind))
+
+
+def us(ns: float) -> float:
+    return ns / 1000
+
+
+def test_a_wait_costs_the_idle_time_behind_it_and_not_the_work_before() -> None:
+    found = loss(repeated(3, 400, reads_value), SYNC)
+    # the copy itself, and from its end to the next kernel; of the wait's 195 the device worked 192
+    assert us(found.ns_per_step) == pytest.approx(2 + (315 - 212))
+    assert us(found.details["waited_ns"]) == pytest.approx(195)
+    assert us(found.details["copied_ns"]) == pytest.approx(2)
+    assert list(found.parts) == ["aten::item"]
+    assert found.calls_per_step == 1
+    (line,) = found.lines
+    assert line.place.function == "train"
+    assert us(line.ns_per_step) == pytest.approx(105)
+
+
+def test_a_wait_of_the_loader_is_the_loaders() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 100)
+        scene.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 120, 200)
+        scene.call("cudaStreamSynchronize", 130, 180)
+        scene.kernel(SGEMM, 330, 60)
+
+    found = losses(repeated(3, 400, fill))
+    assert found.of(SYNC) is None
+    launches = some(found.of(LAUNCH))
+    # before and behind the loader, and from the last kernel to the next step's first
+    assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
+
+
+def test_copies_to_the_device_are_no_wait_of_their_own() -> None:
+    found = losses(repeated(3, 1000, batch_copies))
+    assert found.of(SYNC) is None
+    copies = some(found.of(COPY_IN))
+    assert us(copies.details["exposed_ns"]) == pytest.approx(300)
+    # 2 before the copy begins, and from its end to the next kernel: the host waited as long as that
+    assert us(copies.details["idle_ns"]) == pytest.approx(2 + 18)
+    assert copies.ns_per_step == pytest.approx(copies.details["exposed_ns"] + copies.details["idle_ns"])
+    assert (copies.details["pageable_copies"], copies.details["blocking_copies"]) == (1, 1)
+    assert copies.details["copied_bytes"] == 3_000_000
+    assert copies.calls_per_step == 1
+
+
+def test_gaps_before_launches_go_to_the_operators_that_launch() -> None:
+    found = losses(repeated(3, 1000, short_launches))
+    launches = some(found.of(LAUNCH))
+    assert list(launches.parts) == ["aten::add_"]
+    assert launches.calls_per_step == pytest.approx(30)
+    # 29 gaps of 30 in every step; what lies between the last kernel and the next step's first is launching, too
+    assert us(launches.ns_per_step) == pytest.approx(29 * 30 + 10, abs=40)
+    assert found.median_kernel_ns == 2000
+    assert found.of(HOST) is None
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        *(reads_value, batch_copies, allocations, host_work, short_launches),
+        *(updates, zeros, compiled, decompositions, replicas),
+    ],
+)
+def test_no_idle_time_is_told_twice(fill: Callable[[Scene], None]) -> None:
+    scene = repeated(3, 10_000, fill)
+    analysis = analyze(scene.tables())
+    (found,) = analysis.device_losses
+    assert analysis.views is not None
+    assert 0 < idle_ns(found) <= _bound(analysis.views.spans[0].overview) + 1
+
+
+def _bound(overview: Any) -> float:
+    """Idle time and copies that nothing hides."""
+    parts = [part for name, part in overview.parts.items() if name.startswith("idle_") or name == "exposed_copies"]
+    return float(sum(part.mean_ns for part in parts))
+
+
+@pytest.mark.parametrize("gpu", [V100, A100])
+def test_products_on_ordinary_cores_count_where_there_are_tensor_cores(gpu: dict[str, Any]) -> None:
+    assert us(loss(repeated(2, 1000, products), MATRIX, gpu).ns_per_step) == pytest.approx(800)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        (SGEMM, P100),
+        (SGEMM, {**V100, "name": "AMD Instinct MI250X", "computeMajor": 9}),
+        (TENSOR, V100),
+        ("volta_dgemm_64x64_nn", V100),
+        (ADD, V100),
+    ],
+)
+def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
+    assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
+
+
+@pytest.mark.parametrize("softmax", ["aten::_softmax", "aten::_softmax_backward_data"])
+def test_attention_written_out_is_what_stands_between_its_products(softmax: str) -> None:
+    found = loss(repeated(2, 1000, lambda scene: attention(scene, softmax=softmax)), ATTENTION)
+    assert us(found.ns_per_step) == pytest.approx(500)
+    assert us(found.details["products_ns"]) == pytest.approx(200)
+    assert found.details["softmax_calls"] == 1
+
+
+def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
+    found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
+    assert us(found.ns_per_step) == pytest.approx(400)
+    assert us(found.details["runs_ns"]) == pytest.approx(500)
+
+
+@shared_traces.needs_traces
+@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
+def test_idle_losses_of_real_traces_stay_within_the_idle_time(name: str) -> None:
+    analysis = shared_traces.analysis_of(name)
+    assert analysis.views is not None
+    overviews = [span.overview for span in analysis.views.spans if span.overview is not None]
+    for found in analysis.device_losses:
+        assert [overview.basis for overview in overviews] == [DEVICE]
+        told = {one.kind: one.ns_per_step for one in found.losses}
+        assert all(ns >= 0 for ns in told.values())
+        assert idle_ns(found) <= _bound(overviews[0]) + 1
+        assert all(told.get(kind, 0.0) <= found.compute_ns_per_step for kind in (MATRIX, ATTENTION, LAYOUT, POINTWISE))
+
+
+TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"
+SIZES = st.integers(1, 5000)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "expected"),
+    [
+        ((128, 64, 64), TILED, 0.0),
+        ((64, 128, 64), TILED, 0.0),  # the tile may stand either way
+        ((129, 64, 64), TILED, 1 - 129 / 256),  # across, 64 columns would fill up 128
+        ((50257, 4096, 768), "gemm_without_a_tile", 1 - 50257 / 50264),
+        ((141, 512, 512), "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warp", 1 - 141 / 192),
+        ((64, 64, 64), "Cijk_Alik_Bljk_BBS_BH_MT32x32x256_MI16x16x1_SN_", 0.0),
+    ],
+)
+def test_what_a_kernel_fills_up(size: tuple[int, int, int], kernel: str, expected: float) -> None:
+    assert waste(size, kernel) == pytest.approx(expected)
+
+
+@given(rows=SIZES, columns=SIZES, depth=SIZES, kernel=st.sampled_from([TILED, "gemm", "x" * 5000]))
+def test_the_waste_is_a_part_and_nothing_for_whole_tiles(rows: int, columns: int, depth: int, kernel: str) -> None:
+    assert 0 <= waste((rows, columns, depth), kernel) < 1
+    assert waste((128 * rows, 128 * columns, MULTIPLE * depth), kernel) == 0
+
+
+def batch(*shapes: str, op: str = "aten::linear") -> int | None:
+    scene = Scene()
+    scene.step(1000)
+    short_launches(scene)
+    for number, text in enumerate(shapes):
+        scene.op(op, 900 + number, 0.5, shapes=text)
+    return analyze(scene.tables()).device_losses[0].batch_size
+
+
+def test_no_batch_is_told_where_layers_disagree_or_are_flat() -> None:
+    assert batch("[[8, 16, 4], [4, 4]]", "[[16, 8, 4], [4, 4]]") is None
+    assert batch("[[128, 4], [4, 4]]") is None
+    assert batch("not json", "[1, 2]", "[[]]") is None
+    assert batch() is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepscope.analyze import analyze
 from stepscope.analyze.context import Context
 from stepscope.analyze.machine import energy
-from stepscope.analyze.machine.energy_meters import counted
+from stepscope.analyze.machine.energy import counted
 from stepscope.analyze.views.select import Selection, Source, rows
 from stepscope.engine.intervals import Intervals
 from stepscope.model import DeviceTime

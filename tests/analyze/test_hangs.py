@@ -13,21 +13,20 @@ import pytest
 
 from stepscope import open_run
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.model.hangs import HangVerdict
+from stepscope.model.ranks import HangVerdict
 from stepscope.read import hang_files
 from tests.builders import T0 as RUN_T0
 from tests.cli.calls import call as command
 from tests.cli.calls import json_of
 from tests.hang_dumps import SCRIPT, WORLD, call, communicator, dump, ras, write
+from tests.records import some
 from tests.run_folders import make_run_folder
 
 STEP = [call(line=10), call(kind="broadcast", line=11), call(kind="all_reduce", line=12)]
 
 
 def verdict(*paths: Path) -> HangVerdict:
-    found = open_run(*paths).hang
-    assert found is not None
-    return found
+    return some(open_run(*paths).hang)
 
 
 @pytest.mark.parametrize("form", ["json", "pickle"])
@@ -57,8 +56,7 @@ def test_a_call_that_one_rank_left_out_is_found_by_lines_where_all_calls_look_al
     short = [one for number, one in enumerate(every) if number != 4]
     found = verdict(write(tmp_path, {0: [*every, call(line=3, open=True)], 1: [*short, call(line=3)]}))
     assert found.causes[0].ranks == (1,)
-    assert found.causes[0].place is not None
-    assert found.causes[0].place.line == 2
+    assert some(found.causes[0].place).line == 2
     assert "it left out all_reduce #5 of group 0 (default_pg) at train.py:2" in found.sentence
 
 
@@ -83,9 +81,7 @@ def test_calls_that_differ_are_named_with_both_lines(
         "2",
         expected,
     )
-    assert row.place is not None
-    assert row.expected_place is not None
-    assert (row.place.line, row.expected_place.line) == (30, 20)
+    assert (some(row.place).line, some(row.expected_place).line) == (30, 20)
 
 
 def test_dumps_read_side_by_side_give_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +272,7 @@ def test_with_the_run_the_missing_ranks_main_thread_is_placed(tmp_path: Path, pl
     found = open_run(*opened)
     assert found.recorded
     assert found.hang is not None
-    assert found.hang.causes[0].place is not None
-    assert (found.hang.causes[0].ranks, found.hang.causes[0].place.line) == ((1,), 41)
+    assert (found.hang.causes[0].ranks, some(found.hang.causes[0].place).line) == ((1,), 41)
     assert found.hang.ranks[0].stands_in == "read"
     assert "its main thread stood at train.py:41 (read) at last" in found.hang.sentence
 

@@ -17,6 +17,7 @@ from stepscope.model.ranks import RanksVerdict, Straggler
 from stepscope.tables.reduced import Group, group_id
 from tests.analyze.rank_jobs import BEGIN_US, Job, Pipeline, clock, cores, line
 from tests.analyze.shared_traces import TRACES, needs_traces
+from tests.records import some
 
 SECOND_RANKS = range(8, 12)  # of the third host
 
@@ -108,8 +109,7 @@ def test_a_late_rank_its_cause_line_and_cost(plant: Callable[[Job], None], cause
     assert len(found.stragglers) == 1
     assert found.suspects[0] == 9
     assert len(found.suspects) == 3
-    assert found.slowdown is not None
-    assert found.slowdown > 1.1
+    assert some(found.slowdown) > 1.1
 
 
 def test_what_was_not_recorded_is_unknown_and_no_guess() -> None:
@@ -168,8 +168,7 @@ def test_checkpoints_of_a_rank_and_steps_slow_for_all() -> None:
     job.rows["events"] = saves
     late = first(judge(job.reduced()))
     assert (late.kind, late.ranks, late.cause) == ("rank", (0,), "checkpoint")
-    assert late.place is not None
-    assert late.place.line == 70
+    assert some(late.place).line == 70
     job.rows["events"] = []
     late = first(judge(job.reduced()))
     assert (late.kind, late.cause) == ("global", "unknown")
@@ -201,9 +200,7 @@ def test_a_clock_that_drops_now_and_then_between_the_windows() -> None:
 def test_a_healthy_job_with_wrong_clocks_is_told_so() -> None:
     found = judge(Job(shift_us={0: -50_000, 1: 40_000, 3: 5_000_000}).reduced())
     assert (found.verdict, found.stragglers) == ("none", ())
-    assert found.least_ms is not None
-    assert found.step_ms is not None
-    assert found.least_ms < 0.05 * found.step_ms
+    assert some(found.least_ms) < 0.05 * some(found.step_ms)
 
 
 def test_absent_ranks_are_named_and_the_others_judged() -> None:
@@ -423,15 +420,13 @@ def test_published_answers_to_real_jobs(
     name: str, kind: str, ranks: tuple[int, ...], stage: int | None, slowdown: float
 ) -> None:
     run = open_run(JOBS / f"trace-{name}.parquet", options=UNCACHED)
-    found = run.many_ranks
-    assert found is not None
+    found = some(run.many_ranks)
     late = first(found)
     assert (late.kind, late.ranks, late.stage) == (kind, ranks, stage)
     assert late.share_of_steps > 0.9
     assert found.slowdown == pytest.approx(slowdown, abs=0.05)
     if name == "AR":  # its range around a collective ends 9.8 ms late in every step: work in it, not its clock
-        assert found.missing is not None
-        assert len(found.missing) == 48
+        assert len(some(found.missing)) == 48
         assert all(abs(one.offset_us) < 2000 for one in found.clocks if one.offset_us is not None)
         assert any("rank 0 ends" in one.reason and "not its clock" in one.reason for one in found.clocks)
     assert any(finding.rule == "communication.late_ranks" for finding in run.diagnosis.findings)
@@ -467,9 +462,8 @@ def test_a_trace_of_operators_is_read_and_damaged_rows_are_counted(tmp_path: Pat
     pl.concat([good, bad]).write_parquet(path)
     (tmp_path / "meta-X.yaml").write_text("world_size: 8\ntp_size: 2\npp_size: !!python/object:os.system 2\n")
     run = open_run(path, options=UNCACHED)
-    assert run.reduced is not None
     assert run.many_ranks is not None
-    assert any(f"5 of {good.height + 5} rows left out" in problem for problem in run.reduced.problems)
+    assert any(f"5 of {good.height + 5} rows left out" in problem for problem in some(run.reduced).problems)
     assert run.many_ranks.world_size == 8
     assert first(run.many_ranks).stage == 1
 

@@ -1,19 +1,104 @@
-"""Windows of the timeline hold every slice that can be seen, and nothing is lost by drawing the others together."""
+"""The timeline: windows hold every slice that can be seen, what is told of one slice, and how slices are found."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.pictures import timeline_levels
-from stepscope.analyze.pictures.timeline import MAX_DEPTH, Timeline
-from stepscope.analyze.pictures.timeline_viewport import moments, viewport
-from tests.analyze.timelines import US, Drawn, a_step, drawn, of_rows, of_traces
-from tests.analyze.traces import Slices
-from tests.builders import MS, T0, step_rows
+from stepscope.analyze.context import Context
+from stepscope.analyze.pictures import timeline as timelines_of
+from stepscope.analyze.pictures.timeline import MAX_DEPTH, Timeline, timeline
+from stepscope.analyze.pictures.timeline_queries import detail, moments, search, viewport
+from stepscope.errors import UsageError
+from stepscope.model.timeline import SliceDetail, TimelineWindow
+from tests.analyze.traces import US, Slices, tables
+from tests.builders import MS, T0, make_tables, step_rows
+
+PROJECT = "/home/user/project"
+SOURCE = """def main(model, x):
+    for _ in range(3):
+        y = model(x)
+    return y
+
+
+def forward(x, w):
+    y = x @ w
+    return y.relu()
+"""
+MAIN, FORWARD = f"{PROJECT}/train.py(1): main", f"{PROJECT}/train.py(7): forward"
+
+
+class Drawn(NamedTuple):
+    """A slice of a window; times in µs since the run's first instant."""
+
+    track: str
+    depth: int
+    name: str
+    kind: str
+    start_us: float
+    end_us: float
+    id: int
+    count: int
+
+
+def drawn(window: TimelineWindow) -> list[Drawn]:
+    """The slices of a window one by one."""
+    return [
+        Drawn(
+            track.key,
+            depth,
+            window.names[name],
+            window.kinds[kind],
+            (window.from_ns + start) / US,
+            (window.from_ns + start + duration) / US,
+            identifier,
+            count,
+        )
+        for track in window.tracks
+        for start, duration, depth, name, kind, identifier, count in zip(
+            track.start, track.duration, track.depth, track.name, track.kind, track.id, track.count, strict=True
+        )
+    ]
+
+
+def of_traces(*traces: Slices, sources: Mapping[str, str] | None = None, **more: Any) -> Timeline:
+    """The timeline of traces and further rows (`steps`, `stretches`)."""
+    return timeline(Context(tables(*traces, **more), sources or {f"{PROJECT}/train.py": SOURCE}))
+
+
+def of_rows(**rows: Any) -> Timeline:
+    """The timeline of a run without a trace."""
+    return timeline(Context(make_tables(**rows)))
+
+
+def a_step() -> Slices:
+    """A step of 1,000 µs: main > forward > mm > launch, and the kernel of the launch at 500 µs, for 200 µs."""
+    made = Slices()
+    main = made.add("python_function", MAIN, 0, 1_000)
+    forward = made.add("python_function", FORWARD, 100, 600, parent=main, frame=main, depth=1)
+    mm = made.add("cpu_op", "aten::matmul", 150, 100, parent=forward, frame=forward, depth=2, shapes="[[2, 2], [2, 2]]")
+    launch = made.add("cuda_runtime", "cudaLaunchKernel", 200, 10, parent=mm, frame=forward, depth=3)
+    made.add("cuda_runtime", "cudaDeviceSynchronize", 800, 100, parent=main, frame=main, depth=1)
+    device = {"track": "0/7", "stream": 7, "device": 0}
+    kernel = made.add("kernel", "gemm_f16", 500, 200, **device, blocks=64, threads=256, step=None)
+    made.add("gpu_memcpy", "Memcpy HtoD", 750, 50, **device, bytes=4_000)
+    made.links.append(
+        {
+            "process": "rank-0",
+            "trace": made.events[0]["trace"],
+            "event": kernel,
+            "launch": launch,
+            "operator": mm,
+            "frame": forward,
+            "method": "correlation",
+            "state": "linked",
+        }
+    )
+    return made
 
 
 def whole(made: Timeline, width: int = 1_000, **more: Any) -> list[Drawn]:
@@ -93,8 +178,8 @@ def test_windows_count_every_slice_and_show_every_wide_one(
     slices: list[tuple[int, int, int, str]], width: int, left: float, right: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timeline_levels, "_FEW", 4)  # so that few slices have coarser copies too
-        patch.setattr(timeline_levels, "_BINS", 2)
+        patch.setattr(timelines_of, "_FEW", 4)  # so that few slices have coarser copies too
+        patch.setattr(timelines_of, "_BINS", 2)
         trace = laid_out(slices)
         made = of_traces(trace)
     low, high = sorted((int(left * made.length_ns), int(right * made.length_ns) + 1))
@@ -154,3 +239,66 @@ def test_traces_of_another_day_are_not_in_the_first_window() -> None:
     made = of_traces(a_step(), beside, later)
     assert moments(made) == (0, 1_500 * US)
     assert moments(made, worker="worker2") == (10_000_000 * US, 10_001_000 * US)
+
+
+def named(made: Timeline, name: str) -> SliceDetail:
+    """The detail of the first slice of that name."""
+    shown = drawn(viewport(made, 0, made.length_ns, 1_000))
+    return detail(made, next(each.id for each in shown if each.name == name))
+
+
+def facts(found: SliceDetail) -> dict[str, Any]:
+    return {fact.label: fact.value for fact in found.facts}
+
+
+def test_a_kernel_tells_its_operator_its_line_and_its_stack() -> None:
+    found = named(of_traces(a_step()), "gemm_f16")
+
+    assert found.operator is not None
+    assert (found.operator.name, found.start_ns, found.duration_ns) == ("aten::matmul", 500 * US, 200 * US)
+    assert found.place is not None
+    assert (found.place.place.file, found.place.place.line) == (f"{PROJECT}/train.py", 8)
+    assert found.place.code == SOURCE.splitlines()[7].strip()
+    assert [frame.place.function for frame in found.stack] == ["forward", "main"]
+    told = facts(found)
+    assert (told["launched by"], told["from launch to start"]) == ("cudaLaunchKernel", 300 * US)
+    assert (told["blocks in the grid"], told["threads per block"], told["stream"]) == (64, 256, 7)
+
+
+def test_a_device_slice_without_a_launch_says_why() -> None:
+    trace = Slices()
+    trace.kernel(0, 10, "early")
+    found = named(of_traces(trace), "early")
+    assert (found.operator, found.place, found.stack) == (None, None, ())
+    assert any("before the recording" in note for note in found.notes)
+
+
+def test_a_copy_tells_how_fast_it_was() -> None:
+    told = facts(named(of_traces(a_step()), "Memcpy HtoD"))
+    assert told["bytes per second"] == 4_000 / 50e-6
+
+
+def test_a_sample_tells_its_stack() -> None:
+    frames = [f"main ({PROJECT}/train.py:3)", "get (/usr/lib/python3.11/queue.py:171)"]
+    made = of_rows(stretches=[{"frames": frames, "waiting": True, "start_ns": T0, "end_ns": T0 + MS}])
+    found = named(made, "get (queue.py:171)")
+    assert [frame.place.function for frame in found.stack] == ["get", "main"]
+    assert found.place is not None
+    assert (found.place.place.line, facts(found)["state"]) == (3, "waiting")
+    assert named(made, "main (train.py:3)").place == found.place
+
+
+@pytest.mark.parametrize("identifier", [-1, 7, 10**12])
+def test_a_slice_that_there_is_not_is_an_error(identifier: int) -> None:
+    with pytest.raises(UsageError, match="no such slice"):
+        detail(of_traces(a_step()), identifier)
+
+
+def test_search_finds_a_step_by_its_number_and_keeps_to_a_worker() -> None:
+    other = Slices(rank=1, trace="worker1.pt.trace.json")
+    other.add("cpu_op", "aten::matmul", 0, 10)
+    made = of_traces(a_step(), other, steps=[{"step": 12, "start_ns": T0, "wall_ns": MS}])
+    assert [(hit.step, hit.duration_ns) for hit in search(made, "step 12").hits] == [(12, MS)]
+    assert search(made, "matmul", worker="worker1").total == 1
+    assert search(made, "matmul").total == 2
+    assert [search(made, text).total for text in ("", "   ", "not there", "((")] == [0, 0, 0, 0]

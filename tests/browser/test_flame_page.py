@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.flame_diff import flame_diff
-from stepscope.analyze.pictures.sampled_flame import flame_graph
+from stepscope.analyze.pictures.sampled_flame import flame_diff, flame_graph
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameGraph
 from stepscope.report import flame
-from tests.analyze.flame.trees import context, stack, steps, tree
+from tests.analyze.flame.scenes import context, stack, steps, tree
 from tests.browser_page import Opened
 
 EVIL = "</script><script>alert(1)</script>"

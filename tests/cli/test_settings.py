@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.settings import ignored_rules, prices, watch_share
+from stepscope.cli.options import ignored_rules, prices, watch_share
 from stepscope.errors import UsageError
 from tests.builders import MS, T0, step_rows
-from tests.cli.test_cli import stepscope
+from tests.cli.calls import call, json_of
 from tests.run_folders import make_run_folder
 
 IGNORE = '"input.loader_bound" = "made on the fly"\n'
@@ -89,37 +89,41 @@ def test_mistakes_are_one_line_that_names_the_file(tmp_path: Path, text: str, sa
     assert "\n" not in str(raised.value)
 
 
-def test_an_ignored_rule_is_in_the_report_with_its_reason(tmp_path: Path) -> None:
+def test_an_ignored_rule_is_in_the_report_with_its_reason(elsewhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
     slow = [{"data_wait_ns": 40 * MS, "forward_ns": 5 * MS, "backward_ns": 5 * MS} for _ in range(40)]
     loader = {"kind": "loader", "time_ns": T0, "duration_ns": 1, "step": 0, "num_workers": 0, "batch_size": 8}
-    make_run_folder(tmp_path, steps=slow, events=[loader])
-    shown = stepscope("analyze", "run", "--json", "-", cwd=tmp_path)
-    assert "input.loader_bound" in [finding["rule"] for finding in json.loads(shown.stdout)["findings"]]
-    (tmp_path / "stepscope.toml").write_text("[ignore]\n" + IGNORE)
-    report = json.loads(stepscope("analyze", "run", "--json", "-", cwd=tmp_path).stdout)
+    make_run_folder(elsewhere, steps=slow, events=[loader])
+    shown = json_of(capfd, "analyze", "run")
+    assert "input.loader_bound" in [finding["rule"] for finding in shown["findings"]]
+    (elsewhere / "stepscope.toml").write_text("[ignore]\n" + IGNORE)
+    report = json_of(capfd, "analyze", "run")
     assert "input.loader_bound" not in [finding["rule"] for finding in report["findings"]]
     assert report["ignored"] == [{"rule": "input.loader_bound", "reason": "made on the fly"}]
 
 
-def test_prices_of_a_project_and_of_a_command(tmp_path: Path) -> None:
+def test_prices_of_a_project_and_of_a_command(elsewhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
     readings = [
         {"time_ns": T0 + second * 1000 * MS, "metrics": [["cpu_energy_uj", "uJ", 5e7 * second, None, "package-0"]]}
         for second in range(12)
     ]
     ended = {"ended_ns": T0 + 10_000 * MS, "started_ns": T0}
-    run = make_run_folder(tmp_path, system=readings, steps=step_rows(900), manifest=ended)
-    (tmp_path / "stepscope.toml").write_text("[energy]\nprice_kwh = 0.36\nco2_kwh = 100\n")
-    done = stepscope("analyze", run, "--json", "r.json", cwd=tmp_path)
-    assert "Energy: 500 J (0.139 Wh), 50 W, 500 mJ a step, 62.5 mJ a sample; processors by RAPL" in flat(done.stdout)
-    assert "Cost, at your prices: 0.00005, 0.0139 g of CO2 for the run;" in flat(done.stdout)
-    energy = json.loads((tmp_path / "r.json").read_text())["views"]["energy"]
+    run = make_run_folder(elsewhere, system=readings, steps=step_rows(900), manifest=ended)
+    (elsewhere / "stepscope.toml").write_text("[energy]\nprice_kwh = 0.36\nco2_kwh = 100\n")
+
+    def shown(*words: object) -> str:
+        assert call("analyze", run, *words) == 0
+        return " ".join(capfd.readouterr().out.split())
+
+    report = shown("--json", "r.json")
+    assert "Energy: 500 J (0.139 Wh), 50 W, 500 mJ a step, 62.5 mJ a sample; processors by RAPL" in report
+    assert "Cost, at your prices: 0.00005, 0.0139 g of CO2 for the run;" in report
+    energy = json.loads((elsewhere / "r.json").read_text())["views"]["energy"]
     assert energy["prices"] == {"kwh": 0.36, "gpu_hour": None, "co2_g_per_kwh": 100}
     assert energy["cost"]["cost"] == pytest.approx(500 / 3.6e6 * 0.36)
-    dearer = stepscope("analyze", run, "--price-kwh", "3.6", cwd=tmp_path)
-    assert "Cost, at your prices: 0.0005, 0.0139 g of CO2 for the run; 0.0005" in flat(dearer.stdout)
+    assert "Cost, at your prices: 0.0005, 0.0139 g of CO2 for the run; 0.0005" in shown("--price-kwh", "3.6")
     for wrong in ("-1", "nan", "inf"):
-        refused = stepscope("analyze", run, "--gpu-hour", wrong, cwd=tmp_path)
-        assert (refused.returncode, "not a price" in refused.stderr) == (2, True)
+        assert call("analyze", run, "--gpu-hour", wrong) == 2
+        assert "not a price" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,3 @@ def test_prices_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "stepscope.toml").write_text(text)
     with pytest.raises(UsageError, match="energy"):
         prices(tmp_path)
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())

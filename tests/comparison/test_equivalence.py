@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.comparison.equivalence import equivalence
+from stepscope.comparison.outcomes import equivalence
 
 Run = list[tuple[int, float]]
 

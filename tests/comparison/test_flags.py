@@ -12,7 +12,7 @@ from stepscope.comparison.measure import measure
 from stepscope.model.comparison import Flag, Measure
 from tests.builders import MS, PID, T0, make_tables, step_rows
 from tests.comparison.measures import measure as measure_of
-from tests.records import replace
+from tests.records import replace, some
 
 S = 1000 * MS
 STEPS = step_rows(400)  # 10 ms each; four seconds
@@ -25,9 +25,7 @@ Reading = tuple[str, float, "int | None", "str | None"]  # metric, growth or lev
 def measured(*, asked: int | None = None, **tables: Any) -> Measure:
     """Of a run of `STEPS`."""
     made = make_tables(**{"steps": STEPS, **tables})
-    found = measure(made, analyze(made), label="run", path="run", asked=asked)
-    assert found is not None
-    return found
+    return some(measure(made, analyze(made), label="run", path="run", asked=asked))
 
 
 def ended(status: int | None, *, limited: bool = False, **run: Any) -> dict[str, Any]:

@@ -26,14 +26,13 @@ from stepscope.model.trace import SpanRef
 from stepscope.model.views import Overview, StepBreakdown, Summary
 from stepscope.tables.schema import Tables
 from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, step_rows
+from tests.records import some
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
 
 
 def measured(tables: Tables, **options: Any) -> Measure:
-    found = measure(tables, analyze(tables), label="a", path="/runs/a", **options)
-    assert found is not None
-    return found
+    return some(measure(tables, analyze(tables), label="a", path="/runs/a", **options))
 
 
 def parts(found: Measure) -> dict[str, float]:

@@ -22,7 +22,7 @@ from stepscope.model.comparison import (
 )
 from stepscope.schema import Knob
 from tests.comparison.measures import flag, measure, pairs
-from tests.records import replace
+from tests.records import replace, some
 
 WORKERS = Knob("loader.num_workers", "2")
 QUICK = [0.70, 0.72, 0.73, 0.71, 0.74]
@@ -144,8 +144,7 @@ def test_another_batch_size_compares_samples_per_second() -> None:
         "faster: 33 % more samples per second (95 %: 31 to 36 %), 3 pairs; "
         "the batch size differs: convergence is not judged"
     )
-    assert found.equivalence is not None
-    assert not found.equivalence.judged
+    assert not some(found.equivalence).judged
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, math.nan, math.inf])
@@ -185,8 +184,7 @@ DOUBTFUL = [0.96, 0.99, 0.97, 0.985]
 def test_many_candidates_are_corrected_by_holm() -> None:
     alone = outcome([], pairs(DOUBTFUL))
     assert alone.verdict.word == FASTER
-    p = alone.effects["mean_ms"].p_value
-    assert p is not None
+    p = some(alone.effects["mean_ms"].p_value)
     others = [outcome([], pairs(EQUAL)) for _ in range(5)]
     judged = corrected([alone, outcome([WORKERS], pairs(QUICK)), *others])
     assert [one.verdict.word for one in judged] == [UNDECIDED, FASTER, *[NO_DIFFERENCE] * 5]
@@ -197,8 +195,7 @@ def test_many_candidates_are_corrected_by_holm() -> None:
 
 def test_a_stricter_level_for_pairs_that_were_stopped() -> None:
     runs = pairs(DOUBTFUL)
-    p = outcome([], runs).effects["mean_ms"].p_value
-    assert p is not None
+    p = some(outcome([], runs).effects["mean_ms"].p_value)
     assert 0.035 < p < 0.045
     stricter, looser = Alpha(mean=p - 0.001, median=p - 0.001), Alpha(mean=p + 0.001, median=p - 0.001)
     assert outcome([], runs, alpha=looser).verdict.text == "faster by 2.4 % (95 %: 0.2 to 4.6 %), 4 pairs"

@@ -15,6 +15,7 @@ from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.builders import step_rows
 from tests.comparison.run_sets import make_run, make_set
+from tests.records import some
 from tests.run_folders import make_run_folder
 
 UNCACHED = ReadOptions(cache=False)
@@ -63,12 +64,9 @@ def test_the_environment_is_laid_side_by_side(tmp_path: Path) -> None:
 def test_sets_of_runs_are_paired_and_judged(tmp_path: Path, wait_ms: float, expected: str) -> None:
     found = compared(make_set(tmp_path / "a"), make_set(tmp_path / "b", data_wait_ms=wait_ms))
     assert word(found) == expected
-    assert found.outcome is not None
-    effect = found.outcome.effects["mean_ms"]
+    effect = some(found.outcome).effects["mean_ms"]
     assert effect.pairs == 4
-    assert effect.low is not None
-    assert effect.high is not None
-    assert effect.low <= effect.ratio <= effect.high
+    assert some(effect.low) <= effect.ratio <= some(effect.high)
     assert names(found, "phase") == ({} if wait_ms == 1 else {"data_wait": "grew" if wait_ms > 1 else "shrank"})
 
 
@@ -79,8 +77,7 @@ def test_a_run_that_cannot_be_read_is_left_out_of_a_set(tmp_path: Path) -> None:
     for file in broken.glob("*/*"):
         file.write_bytes(b"")
     found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.outcome is not None
-    assert len(found.outcome.pairs) == 3
+    assert len(some(found.outcome).pairs) == 3
 
 
 def test_an_experiment_of_several_programs_says_how_to_name_one(tmp_path: Path) -> None:
@@ -118,8 +115,7 @@ def test_a_run_with_a_window_is_compared_with_a_trace_by_its_profiled_steps(tmp_
     outside = step_rows(40, start_ns=start + 10**9, first_step=4)
     run = make_run_folder(tmp_path, name="run", steps=[*inside, *outside], traces={"trace-0.pt.trace.json": trace})
     found = compared(run, trace)
-    assert found.outcome is not None
-    assert found.outcome.effects["mean_ms"].ratio == pytest.approx(1, abs=0.05)
+    assert some(found.outcome).effects["mean_ms"].ratio == pytest.approx(1, abs=0.05)
     assert found.baseline.figures["mean_ms"] < 2
 
 
@@ -129,8 +125,7 @@ def test_more_loader_workers_on_real_traces() -> None:
     folder = TRACES / "kineto_tb_plugin"
     found = compared(folder / "resnet50_num_workers_0", folder / "resnet50_num_workers_4")
     assert word(found) == UNDECIDED
-    assert found.outcome is not None
-    assert found.outcome.effects["mean_ms"].ratio == pytest.approx(0.855, abs=0.01)
+    assert some(found.outcome).effects["mean_ms"].ratio == pytest.approx(0.855, abs=0.01)
     parts = {row.name: row for row in found.changes if row.kind == "category"}
     assert parts["idle_data"].difference == pytest.approx(-46.6, abs=0.5)
     assert parts["idle_operators"].status == "grew"
@@ -172,6 +167,5 @@ def test_a_knob_that_was_tried_by_hand_is_named(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a")
     b = make_run(tmp_path / "b", events=[report], manifest={"options": options})
     found = compared(a, b)
-    assert found.outcome is not None
-    assert [(knob.knob, knob.value) for knob in found.outcome.knobs] == [("loader.num_workers", "2")]
+    assert [(knob.knob, knob.value) for knob in some(found.outcome).knobs] == [("loader.num_workers", "2")]
     assert names(found, "environment")["knob loader.num_workers"] == "new"

@@ -32,6 +32,7 @@ from stepscope.model.comparison import (
     SideFacts,
     Verdict,
 )
+from tests.records import some
 
 LIMITS = Limits(threshold=0.01, width=0.02)
 figures = st.floats(min_value=1e-6, max_value=1e9)
@@ -40,15 +41,11 @@ logs = st.lists(st.floats(min_value=-1, max_value=1), min_size=1, max_size=10)
 
 
 def effect(*ratios: float) -> Effect:
-    found = effect_of([(100.0, 100.0 * ratio) for ratio in ratios])
-    assert found is not None
-    return found
+    return some(effect_of([(100.0, 100.0 * ratio) for ratio in ratios]))
 
 
 def interval(found: Effect) -> tuple[float, float]:
-    assert found.low is not None
-    assert found.high is not None
-    return found.low, found.high
+    return some(found.low), some(found.high)
 
 
 def test_student_by_hand() -> None:
@@ -89,10 +86,9 @@ def test_swapped_sides_give_the_inverse_and_the_unit_does_not_matter(
     pairs: list[tuple[float, float]], unit: float
 ) -> None:
     one, other = effect_of(pairs), effect_of([(after, before) for before, after in pairs])
-    scaled = effect_of([(unit * before, unit * after) for before, after in pairs])
+    scaled = some(effect_of([(unit * before, unit * after) for before, after in pairs]))
     assert one is not None
     assert other is not None
-    assert scaled is not None
     assert interval(one)[0] <= one.ratio <= interval(one)[1]
     assert math.log(other.ratio) == pytest.approx(-math.log(one.ratio), abs=1e-9)
     assert other.p_value == pytest.approx(one.p_value, abs=1e-6)
@@ -182,9 +178,8 @@ def test_what_decides_the_word_and_that_among_many_candidates_a_doubtful_effect_
     assert "over 100 more pairs" in judge(0.5, 2.0, 0.6, 1.9).text  # hopeless noise names no number
     assert verdict(None, LIMITS).word == UNDECIDED
     alone = effect(0.96, 0.99, 0.97, 0.985)
-    assert alone.p_value is not None
     assert verdict(alone, LIMITS, alpha=0.05).word == FASTER
-    among = Effect(alone.ratio, alone.low, alone.high, alone.pairs, alone.spread, alone.p_value * 8)
+    among = Effect(alone.ratio, alone.low, alone.high, alone.pairs, alone.spread, some(alone.p_value) * 8)
     said = verdict(among, LIMITS, candidates=8)
     assert said.word == UNDECIDED
     assert "by itself, but one of 8 candidates may show that by chance" in said.text
@@ -294,9 +289,8 @@ def test_the_pairs_asked_for_suffice_if_the_spread_stays(values: list[float]) ->
     said = verdict(found, LIMITS)
     if said.pairs_needed is None or said.pairs_needed > 500 or not found.spread:
         return
-    half = half_width(Effect(found.ratio, None, None, found.pairs + said.pairs_needed, found.spread))
+    half = some(half_width(Effect(found.ratio, None, None, found.pairs + said.pairs_needed, found.spread)))
     size = abs(math.log(found.ratio))
-    assert half is not None
     assert half <= max(0.03 - size, size) + 1e-9
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.view import forwarding
+from stepscope.cli.serve import forwarding
 from stepscope.dashboard import bundle
 from stepscope.dashboard.server.start import Opener, Running, Settings
 from stepscope.errors import EnvironmentRefusal

@@ -18,7 +18,7 @@ from stepscope.model.comparison import AppliedKnob
 from stepscope.schema import Knob
 from tests.analyze.device_scenes import A100, V100, Scene, repeated
 from tests.analyze.scenes import TRAIN, loader_tables
-from tests.diagnose.test_device_rules import scene
+from tests.diagnose.test_device import scene
 from tests.records import replace
 
 HERE = Place(TRAIN, 12, "main")

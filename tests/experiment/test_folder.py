@@ -22,6 +22,7 @@ from stepscope.experiment.plan import PAIRS, Slot
 from stepscope.record.host.processes import read_stat
 from stepscope.schema import Knob
 from tests.experiment.fakes import FakeRunner, conduct, flag, measure, request
+from tests.records import some
 
 
 def unfinished(place: Path, key: str, *, complete: bool = False) -> None:
@@ -173,8 +174,7 @@ def test_a_run_that_outlived_its_experiment_is_ended_first_and_no_other_process(
     (tmp_path / "runs" / "001-pilot").mkdir(parents=True)
     sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
-        stat = read_stat(sleeper.pid)
-        assert stat is not None
+        stat = some(read_stat(sleeper.pid))
         book = Journal(tmp_path / JOURNAL)
         book.open()
         book.add("started", slot=SLOT, folder="001-pilot")

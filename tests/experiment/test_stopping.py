@@ -12,6 +12,7 @@ from stepscope.comparison.verdicts import effect_of, half_width
 from stepscope.experiment.schedule import CLEAR, is_clear, narrow_enough, wanted
 from stepscope.model.comparison import Candidate, Protocol
 from tests.experiment.fakes import flag, measure
+from tests.records import some
 
 CANDIDATE = Candidate("gc=freeze", ())
 
@@ -59,10 +60,8 @@ def test_enough(ratios: tuple[float, ...], spoilt: int, asked: dict[str, int], m
 
 
 def test_among_many_candidates_a_clear_effect_needs_more() -> None:
-    found = effect_of([(100.0, 71.0), (100.0, 70.0), (100.0, 73.0)])
-    assert found is not None
-    half = half_width(found)
-    assert half is not None
+    found = some(effect_of([(100.0, 71.0), (100.0, 70.0), (100.0, 73.0)]))
+    half = some(half_width(found))
     assert is_clear(found, 0.025)
     assert not is_clear(found, 0.025 / 50)
     assert CLEAR * half < 0.36
@@ -71,9 +70,7 @@ def test_among_many_candidates_a_clear_effect_needs_more() -> None:
 @given(st.lists(st.floats(-0.1, 0.1), min_size=1, max_size=12), st.floats(-0.5, 0.5))
 def test_the_size_of_the_effect_does_not_matter(logs: list[float], shift: float) -> None:
     """Shifting all pairs alike changes the effect and its p-value, not its width."""
-    one = effect_of([(1.0, math.exp(value)) for value in logs])
-    other = effect_of([(1.0, math.exp(value + shift)) for value in logs])
-    assert one is not None
-    assert other is not None
+    one = some(effect_of([(1.0, math.exp(value)) for value in logs]))
+    other = some(effect_of([(1.0, math.exp(value + shift)) for value in logs]))
     width = 0.02 if one.spread is None or abs((one.spread or 0) - 0.02) > 1e-6 else 0.03
     assert narrow_enough(one, least=3, most=10, width=width) == narrow_enough(other, least=3, most=10, width=width)

@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 
 from stepscope import export as layer
 from stepscope.errors import StepscopeError
-from tests.export.runs import run_folder
-from tests.export.traces import BASE_NS, check_format, export, load, names, ns, of, save, slice_, timed, trace
+from tests.export.traces import (
+    BASE_NS,
+    check_format,
+    export,
+    load,
+    names,
+    ns,
+    of,
+    run_folder,
+    save,
+    slice_,
+    timed,
+    trace,
+)
 
 
 @pytest.fixture

@@ -1,14 +1,41 @@
-"""`stepscope export` merges: ranks on one clock, apart in numbers; and makes safe what viewers choke on."""
+"""`stepscope export` merges: ranks on one clock, apart in numbers; real traces stay whole, and analyze reads all."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.export.traces import BASE_NS, check_format, export, load, load_loosely, of, save, slice_, timed, trace
+from stepscope.api import ReadOptions, open_run
+from stepscope.errors import StepscopeError
+from stepscope.export import Cut
+from stepscope.export import export as written
+from stepscope.read.kineto import KinetoTrace
+from tests import gpu_traces
+from tests.dashboard import served_runs
+from tests.export.traces import (
+    BASE_NS,
+    SHARED,
+    check_format,
+    export,
+    load,
+    load_loosely,
+    needs_shared,
+    of,
+    save,
+    slice_,
+    timed,
+    trace,
+)
+from tests.fuzz import damage
 
 
 @pytest.fixture
@@ -167,3 +194,99 @@ def test_a_stray_instant_does_not_become_the_start(tmp_path: Path) -> None:
 
     assert [e["ts"] for e in of(content, "X")] == ["0.000"]
     assert of(content, "i") == []
+
+
+SECRET = b"example-not-a-secret"
+TRACES = [
+    "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+    "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
+    "hta/mtia_inference_trace/mtia_inference_rank_0.json.gz",
+    "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+    "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
+    "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+]
+
+
+@needs_shared
+@pytest.mark.parametrize("name", TRACES)
+def test_a_whole_trace_comes_out_complete_and_smaller(name: str, tmp_path: Path) -> None:
+    source = SHARED / name
+    out = tmp_path / f"out{''.join(source.suffixes[-2:]) if name.endswith('.gz') else '.json'}"
+    done = export(source, "-o", out)
+
+    assert "could not be read" not in done
+    check_format(out)
+    assert Counter(timed(load(out))) == Counter(timed(load_loosely(source)))
+    counts = [sum(len(chunk.slices) for chunk in KinetoTrace(path).chunks()) for path in (out, source)]
+    assert counts[0] == counts[1]  # as our own reader counts them
+    assert out.stat().st_size <= source.stat().st_size
+
+
+@needs_shared
+def test_no_environment_comes_out(tmp_path: Path) -> None:
+    source = next((SHARED / "tracelens" / "h100").glob("Qwen*"))
+    assert SECRET in gzip.decompress(source.read_bytes())
+
+    for options in ([], ["--steps", "6"], ["--categories", "kernel"]):
+        out = tmp_path / "out.json"
+        export(source, *options, "--force", "-o", out)
+        assert SECRET not in out.read_bytes()
+    export(source, SHARED / "tracelens" / "mi300", "--force", "-o", out)
+    assert SECRET not in out.read_bytes()
+
+
+OPTIONS = ReadOptions(cache=False, keep=False, workers=1)
+QUARTER_NS = 250_000  # of a millisecond
+CATEGORIES = ("kernel", "cpu_op", "user_annotation", "python_function", "nothing")
+
+cuts = st.one_of(
+    st.just(Cut()),
+    st.tuples(st.integers(0, 9), st.integers(0, 5)).map(lambda at: Cut(steps=(at[0], sum(at)))),
+    st.tuples(st.integers(0, 20), st.integers(1, 30)).map(
+        lambda at: Cut(range_ns=(at[0] * QUARTER_NS, sum(at) * QUARTER_NS))
+    ),
+    st.sampled_from(CATEGORIES).map(lambda name: Cut(categories=(name,))),
+)
+
+
+def write(kind: str, path: Path) -> None:
+    if kind == "gpu":
+        gpu_traces.write(path, steps=3)
+    elif kind == "cpu":
+        served_runs.cpu_trace(path)
+    else:
+        save(path, trace(rank=int(kind)))
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["gpu", "cpu", "0", "0", "1"]), min_size=1, max_size=3),
+    seed=st.one_of(st.none(), st.integers(min_value=0, max_value=10**6)),
+    cut=cuts,
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_analyze_reads_every_export(kinds: list[str], seed: int | None, cut: Cut) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, out = Path(name), Path(name) / "out.json"
+        paths = [folder / f"{number}.json" for number in range(len(kinds))]
+        for kind, path in zip(kinds, paths, strict=True):
+            write(kind, path)
+            if seed is not None:
+                rng = random.Random(seed)
+                path.write_bytes(damage.dumped(damage.of_value(json.loads(path.read_bytes()), rng), rng))
+        try:
+            done = written(paths, out, cut)
+        except StepscopeError:
+            assert seed is not None or not cut.whole  # nothing is left of a cut, or of what was damaged
+            return
+        try:
+            report = open_run(out, options=OPTIONS).report()
+        except StepscopeError:
+            assert done.slices == 0
+            return
+        if seed is None and cut.whole and len(paths) == 1:
+            before = open_run(paths[0], options=OPTIONS).report()
+            assert report.steps is not None
+            assert before.steps is not None
+            for key in ("count", "mean_ms", "partition"):
+                assert report.steps[key] == before.steps[key]

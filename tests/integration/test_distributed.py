@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepscope
-from tests.integration.conftest import free_port
+from stepscope.analyze.ranks import judge
+from stepscope.tables.reduced import LABELS, load
 from tests.integration.harness import (
     PYTHON,
     SCRIPTS,
     TIMEOUT_S,
+    Recorded,
     command,
     end_session,
     environment,
     line_of,
+    record,
     run_to_end,
     step_rows,
 )
@@ -30,14 +33,9 @@ from tests.integration.harness import (
 pytestmark = [pytest.mark.process]
 
 SRUN = [PYTHON, str(SCRIPTS / "srun.py")]
-STRAGGLER = SCRIPTS / "straggler.py"
+SLOW_LINE = SCRIPTS / "slow_line.py"
+SLOW, RANKS = 2, 3
 RUN = [PYTHON, "-m", "stepscope", "run"]
-
-
-def job(cwd: Path, line: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a whole job to its end."""
-    network = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    return run_to_end(line, cwd, environment(network))
 
 
 def manifests(run: Path) -> dict[str, dict[str, Any]]:
@@ -51,61 +49,20 @@ def only_run(cwd: Path) -> Path:
     return run
 
 
-def assert_two_ranks(run: Path, steps: int) -> None:
-    assert sorted(path.name for path in run.glob("rank-*")) == ["rank-0", "rank-1"]
-    opened = stepscope.open_run(run)
-    report = json.loads((run / "report.json").read_text())
-    assert report["run"]["ranks"] == [0, 1]
-    assert report["run"]["world_size"] == 2
-    rows = opened.tables.steps
-    for rank in (0, 1):
-        assert len(step_rows(run / f"rank-{rank}")) >= steps - 2
-        assert rows.filter(rows["rank"] == rank).height >= steps - 2
-    assert {rank.rank for rank in opened.tables.ranks} == {0, 1}
-
-
-@pytest.mark.torch
-def test_two_nodes_of_a_step_record_into_one_folder(tmp_path: Path) -> None:
-    """Both start in the same moment, without a name for the folder; the last rank is the slow one."""
-    train = [PYTHON, str(STRAGGLER), "--steps", "30", "--busy", "0.1"]
-    done = job(tmp_path, [*SRUN, "--nodes", "2", *RUN, "--no-window", "--", *train])
-    assert done.returncode == 0, done.stderr.decode()
-    run = only_run(tmp_path)
-    assert run.name == "slurm-17.0-straggler"
-    found = manifests(run)
-    assert sorted(found) == ["host-node1", "host-node2"]
-    assert [found[name]["scheduler"]["index"] for name in sorted(found)] == [0, 1]
-    assert {rank.host: rank.rank for rank in stepscope.open_run(run).tables.ranks} == {"node1": 0, "node2": 1}
-    assert_two_ranks(run, 30)
-    assert_one_report(done.stderr)
-    stacks = stepscope.open_run(run).tables.stacks
-    assert {"rank-0", "rank-1"} <= set(stacks["process"])
-    assert_hotspots_of_the_slow_rank(run)
-
-
-def assert_one_report(stderr: bytes) -> None:
-    assert stderr.decode(errors="replace").count("report.html") == 1, stderr.decode(errors="replace")
-
-
-def assert_hotspots_of_the_slow_rank(run: Path) -> None:
-    """Its 30 steps of a tenth of a second each are some 60 samples at that line; the other rank never stands there."""
-    busy = line_of(STRAGGLER, "features = features.sin().cos()")
-    samples = {}
-    for rank in (0, 1):
-        done = command("hotspots", str(run), "--rank", str(rank), "--rows", "all", "--json", "-")
-        assert done.returncode == 0, done.stderr
-        rows = json.loads(done.stdout)["rows"]
-        samples[rank] = sum(row["samples"] for row in rows if row["library_function_line"] == busy)
-    assert samples[1] >= 15, samples
-    assert samples[0] == 0, samples
-
-
 def test_statuses_and_signals_pass_through_every_recorder(tmp_path: Path) -> None:
+    """All start in the same moment, without a name for the folder."""
     program = "import os, sys; sys.exit(3 if os.environ['SLURM_PROCID'] == '1' else 0)"
-    done = job(tmp_path, [*SRUN, "--nodes", "3", *RUN, "--no-window", "--", PYTHON, "-c", program])
+    (tmp_path / "train.py").write_text(program)
+    line = [*SRUN, "--nodes", "3", *RUN, "--no-window", "--", PYTHON, "train.py"]
+    done = run_to_end(line, tmp_path, environment())
     assert done.returncode == 3
-    ends = {name: found["exit"]["shell_status"] for name, found in manifests(only_run(tmp_path)).items()}
+    run = only_run(tmp_path)
+    assert run.name == "slurm-17.0-train"
+    found = manifests(run)
+    ends = {name: each["exit"]["shell_status"] for name, each in found.items()}
     assert ends == {"host-node1": 0, "host-node2": 3, "host-node3": 0}
+    assert [found[name]["scheduler"]["index"] for name in sorted(found)] == [0, 1, 2]
+    assert done.stderr.decode(errors="replace").count("report.html") == 1, done.stderr.decode(errors="replace")
 
 
 def test_a_cancelled_step_ends_as_it_would_without_us(tmp_path: Path) -> None:
@@ -131,3 +88,70 @@ def wait_for(*paths: Path) -> None:
     while not all(path.exists() for path in paths):
         assert time.monotonic() < deadline, f"{paths} did not appear"
         time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    done = record(tmp_path_factory.mktemp("three") / "run", [*torchrun, str(SLOW_LINE), "--slow", str(SLOW)])
+    assert done.status == 0, done.text
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(recorded: Recorded) -> Path:
+    reduced = command("reduce", str(recorded.folder))
+    assert reduced.returncode == 0, reduced.stderr
+    return recorded.folder
+
+
+@pytest.mark.torch
+def test_torchrun_records_every_rank(recorded: Recorded) -> None:
+    ranks = list(range(RANKS))
+    assert sorted(path.name for path in recorded.folder.glob("rank-*")) == [f"rank-{rank}" for rank in ranks]
+    for rank in ranks:
+        assert len(step_rows(recorded.folder / f"rank-{rank}")) in {119, 120}
+    run = recorded.report["run"]
+    assert (run["ranks"], run["world_size"]) == (ranks, RANKS)
+    assert recorded.report["steps"]["ranks"] == ranks
+    assert {rank.rank for rank in stepscope.open_run(recorded.folder).tables.ranks} == set(ranks)
+
+
+@pytest.mark.torch
+def test_hotspots_of_the_slow_rank_alone_hold_its_line(recorded: Recorded) -> None:
+    """120 steps of 0.06 s each are some 140 samples at that line; the others never stand there."""
+    busy = line_of(SLOW_LINE, "features = features.sin().cos()")
+    samples = {}
+    for rank in (0, SLOW):
+        done = command("hotspots", str(recorded.folder), "--rank", str(rank), "--rows", "all", "--json", "-")
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout)["rows"]
+        samples[rank] = sum(row["samples"] for row in rows if row["library_function_line"] == busy)
+    assert samples[SLOW] >= 15, samples
+    assert samples[0] == 0, samples
+
+
+@pytest.mark.torch
+def test_the_reduced_tables_alone_name_rank_and_line(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "reduced", tmp_path / "copy" / "reduced")
+    found = judge(load(tmp_path / "copy" / "reduced")).stragglers[0]
+    assert (found.kind, found.ranks) == ("rank", (SLOW,))
+    assert found.place is not None
+    assert (Path(found.place.file).name, found.place.function) == (SLOW_LINE.name, "augment")
+    busy = line_of(SLOW_LINE, "features = features.sin().cos()")
+    assert found.place.line in (busy - 1, busy)
+    shown = command("analyze", str(tmp_path / "copy"))
+    assert shown.returncode == 0, shown.stderr
+    text = " ".join(shown.stdout.split())
+    assert f"rank {SLOW} keeps the others waiting" in text
+    assert f"{SLOW_LINE.name}:{found.place.line}" in text
+
+
+@pytest.mark.torch
+def test_where_both_are_there_the_run_is_read_in_full_and_says_the_same(run: Path) -> None:
+    shown = command("analyze", str(run))
+    assert shown.returncode == 0, shown.stderr
+    assert f"Rank {SLOW} works" in " ".join(shown.stdout.split())
+    windows = load(run / "reduced").scan("steps").filter(label=LABELS.index("window")).collect().to_dicts()
+    assert {row["rank"] for row in windows} <= {0, 1, 2}
+    assert any(row["collective_us"] for row in windows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import open_run
-from stepscope.model.hangs import HangVerdict
+from stepscope.model.ranks import HangVerdict
 from tests.integration.conftest import free_port
 from tests.integration.harness import PYTHON, SCRIPTS, TIMEOUT_S, environment, line_of
 
@@ -18,24 +18,28 @@ SCRIPT = SCRIPTS / "gloo_hang.py"
 WORLD = 3
 
 
-def job(folder: Path, how: str) -> None:
-    """Run the ranks of a job to their end; each has left two dumps."""
-    for form in ("pickles", "json"):
-        (folder / form).mkdir()
-    words = [str(WORLD), str(free_port()), str(folder), how]
-    ranks = [
-        subprocess.Popen(
-            [PYTHON, str(SCRIPT), str(rank), *words],
-            env=environment({"TORCH_FR_BUFFER_SIZE": "200", "GLOO_SOCKET_IFNAME": "lo"}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(WORLD)
-    ]
-    for rank in ranks:
-        rank.wait(TIMEOUT_S)
-    if not all((folder / "pickles" / f"fr_rank_{rank}").exists() for rank in range(WORLD)):
+def run_jobs(folder: Path, *hows: str) -> Path:
+    """Run the ranks of jobs to their end; each has left two dumps."""
+    for how in hows:
+        for form in ("pickles", "json"):
+            (folder / how / form).mkdir(parents=True)
+    jobs = [f"{how}:{free_port()}" for how in hows]
+    subprocess.run(
+        [PYTHON, str(SCRIPT), str(WORLD), str(folder), *jobs],
+        env=environment({"TORCH_FR_BUFFER_SIZE": "200", "GLOO_SOCKET_IFNAME": "lo"}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    if not all((folder / how / "pickles" / f"fr_rank_{rank}").exists() for how in hows for rank in range(WORLD)):
         pytest.fail("a rank left no dump")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_jobs(tmp_path_factory.mktemp("jobs"), "left_out", "loader")
 
 
 def verdict(path: Path) -> HangVerdict:
@@ -44,9 +48,8 @@ def verdict(path: Path) -> HangVerdict:
     return found
 
 
-def test_a_rank_that_leaves_a_call_out(tmp_path: Path) -> None:
-    job(tmp_path, "left_out")
-    found = verdict(tmp_path / "pickles")
+def test_a_rank_that_leaves_a_call_out(jobs: Path) -> None:
+    found = verdict(jobs / "left_out" / "pickles")
     (cause, *_) = found.causes
     assert (cause.kind, cause.ranks) == ("mismatch", (1,))
     assert cause.place is not None
@@ -54,15 +57,14 @@ def test_a_rank_that_leaves_a_call_out(tmp_path: Path) -> None:
     assert (
         f"it left out all_reduce of group 0 (default_pg) at {SCRIPT.name}:{line_of(SCRIPT, '# NORM')}" in found.sentence
     )
-    without_lines = verdict(tmp_path / "json")
+    without_lines = verdict(jobs / "left_out" / "json")
     assert (without_lines.causes[0].ranks, without_lines.causes[0].place) == ((1,), None)
     assert any("hold no stacks" in note for note in without_lines.notes)
 
 
-def test_a_rank_that_stands_in_its_loader(tmp_path: Path) -> None:
-    job(tmp_path, "loader")
+def test_a_rank_that_stands_in_its_loader(jobs: Path) -> None:
     for form, line in (("pickles", line_of(SCRIPT, "# GRADIENTS")), ("json", None)):
-        found = verdict(tmp_path / form)
+        found = verdict(jobs / "loader" / form)
         (cause,) = found.causes
         assert (cause.kind, cause.ranks) == ("missing", (1,))
         assert (cause.place.line if cause.place is not None else None) == line
@@ -72,6 +74,5 @@ def test_a_rank_that_stands_in_its_loader(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_job_that_does_not_hang(tmp_path: Path) -> None:
-    job(tmp_path, "none")
-    assert verdict(tmp_path / "pickles").verdict == "none"
-    assert verdict(tmp_path / "json").verdict == "none"
+    folder = run_jobs(tmp_path, "none") / "none"
+    assert verdict(folder / "pickles").verdict == verdict(folder / "json").verdict == "none"

@@ -25,7 +25,7 @@ SRUN = [PYTHON, str(SCRIPTS / "srun.py")]
 LAUNCHER = """
 import sys
 from stepscope import cli
-from stepscope.record.host import members
+from stepscope.record.host import folder as members
 members.LARGEST_READ_JOB = int(sys.argv[1])
 cli.main(["run", *sys.argv[2:]])
 """

@@ -127,12 +127,3 @@ def test_kill_of_stepscope_leaves_training_and_its_steps_alone(tmp_path: Path) -
     assert b"result " in Path(f"{out}.stdout").read_bytes(), "training went on to its end"
     assert len(step_rows(out / "rank-0")) in {199, 200}
     check_report(out, None)
-
-
-def test_max_steps_ends_the_command(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with started(out, ENDLESS, options=[*NO_WINDOW, "--max-steps", "30"]) as process:
-        recorded = finish(process, out)
-    assert 30 <= told_steps(recorded.stdout) < 300
-    assert recorded.report["steps"]["count"] > 0
-    assert recorded.status == 130, recorded.text

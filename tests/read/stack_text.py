@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.read.raw import Frame, FrameNames, Losses, StackSource
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stack_lines import PySpyRaw
 
 
 class Stack(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import api
-from stepscope.errors import StepscopeError
 from stepscope.read.event_files import read_scalars
 from stepscope.read.raw import Losses
 from tests.cli.calls import call
@@ -76,17 +74,3 @@ def test_damage_takes_points_and_makes_none(tmp_path: Path) -> None:
             assert losses.counts or length < len(data)
 
     damaged()
-
-
-@settings(max_examples=100, deadline=None)
-@given(body=st.binary(max_size=200))
-def test_any_bytes_behind_a_right_beginning(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
-    from tensorboardX.record_writer import RecordWriter
-
-    file = tmp_path_factory.mktemp("any") / "events.out.tfevents.1"
-    writer = RecordWriter(str(file))
-    writer.write(b"\x1a\x0dbrain.Event:2")
-    writer.write(body)
-    writer.close()
-    with contextlib.suppress(StepscopeError):
-        api.open_run(file).load()

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import STEP_COLUMNS, STEPS_SCHEMA
-from stepscope.read import jsonl, read_run
+from stepscope.read import read_run, streams
 from stepscope.read.raw import Losses, RawRun
 from stepscope.read.run_folder import read_steps
 from tests.builders import MS, T0, full_steps, step_rows
@@ -165,23 +163,6 @@ def test_repeated_and_unordered_steps(tmp_path: Path):
     assert losses.counts == {"unordered_steps": 1, "bad_steps": 1}
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=40,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.lists(values, max_size=8), st.binary(max_size=30))
-def test_never_raises(tmp_path: Path, lines: list[Any], tail: bytes):
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + tail)
-    losses = Losses()
-    for step in read_steps(path, losses, "x"):
-        assert step["wall_ns"] >= 0
-
-
 # ---- the times beside a segment's stacks: read, checked value by value, absent or damaged without harm
 
 RAW_TWO = "".join(f'process 100:"a";thread (100): MainThread;{name} 1\n' for name in ("f (a.py:1)", "g (a.py:2)"))
@@ -247,7 +228,7 @@ def lines_of(tmp_path: Path, data: bytes) -> tuple[list[dict[str, object]], Loss
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
     losses = Losses()
-    return jsonl.read_rows(path, losses, "a.jsonl"), losses
+    return streams.read_rows(path, losses, "a.jsonl"), losses
 
 
 def test_torn_and_bad_lines_are_told_apart(tmp_path: Path):
@@ -258,8 +239,8 @@ def test_torn_and_bad_lines_are_told_apart(tmp_path: Path):
     assert losses.files["torn_lines"] == ["a.jsonl"]
     rows, losses = lines_of(tmp_path, b'{"a":1}')  # without a newline, and yet complete
     assert (rows, losses.counts) == ([{"a": 1}], {})
-    assert jsonl.read_rows(tmp_path / "none", losses, "none") == []
-    assert jsonl.read_object(tmp_path / "none", losses, "none") is None
+    assert streams.read_rows(tmp_path / "none", losses, "none") == []
+    assert streams.read_object(tmp_path / "none", losses, "none") is None
     assert not losses.counts
 
 
@@ -274,7 +255,7 @@ def test_odd_text_is_spelled_out(tmp_path: Path, line: bytes, value: object):
 
 
 def test_huge_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 64)
+    monkeypatch.setattr(streams, "MAX_LINE_BYTES", 64)
     rows, losses = lines_of(tmp_path, b'{"a":"' + b"x" * 1000 + b'"}\n{"a":1}\n')
     assert rows == [{"a": 1}]
     assert losses.counts == {"bad_lines": 1}

@@ -13,7 +13,7 @@ from stepscope import api
 from stepscope.analyze.views.select import Selection
 from stepscope.errors import EnvironmentRefusal, UsageError
 from stepscope.model.replay import Variant
-from stepscope.replay import recorded, runner
+from stepscope.replay import runner
 from stepscope.report import replays
 from tests.cli.calls import call as command
 from tests.gpu_traces import host
@@ -35,9 +35,9 @@ def trace(folder: Path, *calls: tuple[str, list[Any], list[str], list[str]], str
     return path
 
 
-def calls_of(path: Path, name: str) -> list[recorded.Recorded]:
+def calls_of(path: Path, name: str) -> list[runner.Recorded]:
     rows = api.open_run(path).table("operators", Selection(group="shapes")).rows
-    return recorded.calls(rows, [path], recorded.named(rows, name))[0]
+    return runner.calls(rows, [path], runner.named(rows, name))[0]
 
 
 def answers(path: Path, name: str, *variants: Variant, most: int = 2**26) -> list[dict[str, Any]]:
@@ -130,9 +130,9 @@ def test_of_many_shapes_those_that_take_the_most_are_replayed_and_layouts_are_co
     shapes = [("aten::relu", [[size]], [FLOAT], [""]) for size in (1, 2, 3, 4, 5, 5)]
     path = trace(tmp_path, *shapes, ("aten::relu", [[5]], ["double"], [""]))
     rows = api.open_run(path).table("operators", Selection(group="shapes")).rows
-    found, notes = recorded.calls(rows, [path], "aten::relu")
+    found, notes = runner.calls(rows, [path], "aten::relu")
     assert [(call.row.shapes, call.layouts) for call in found[:1]] == [("[[5]]", 2)]
-    assert len(found) == recorded.SHAPES
+    assert len(found) == runner.SHAPES
     assert notes == ["1 more lists of input shapes are left out, 14% of its time"]
 
 

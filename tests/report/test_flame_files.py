@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.pictures.flame_diff import flame_diff
 from stepscope.analyze.pictures.flame_tree import Limits
-from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
+from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_diff, flame_graph
 from stepscope.model.sampled import FlameGraph
 from stepscope.report import flame
-from tests.analyze.flame.trees import PROJECT, context, stack, tree
+from tests.analyze.flame.scenes import PROJECT, context, stack, tree
 
 EVIL = "</script><script>alert(1)</script>"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,7 @@ from stepscope.report import sweep_report
 from stepscope.sweep.engine import held
 from stepscope.sweep.space import key
 from stepscope.sweep.study import JOURNAL
-from tests.records import replace
+from tests.records import replace, some
 from tests.sweep.fakes import FakeRuns, Killed, conduct, request
 
 X, KIND = "arg:--x", "arg:--kind"
@@ -60,15 +60,13 @@ def test_killed_in_every_trial_it_makes_the_trials_of_one_that_was_not(tmp_path:
         with (folder / JOURNAL).open("ab") as journal:  # torn in the middle of a line, with its lock left behind
             journal.write(b'{"op_code":6,"worker')
         os.symlink(folder / JOURNAL, folder / f"{JOURNAL}.lock")
-        state = held(folder, 6)
-        assert state is not None
+        state = some(held(folder, 6))
         assert (state.key, state.complete) == (key(asked), False)
     found = conduct(folder, asked, FakeRuns(reach)).sweep
     assert told(found) == told(whole)
     assert {trial.state for trial in found.trials} == {FINISHED}
     assert len({tuple(trial.params.values()) for trial in found.trials}) == 6
-    complete = held(folder, 6)
-    assert complete is not None
+    complete = some(held(folder, 6))
     assert complete.complete
     more = conduct(folder, replace(asked, trials=7), FakeRuns(reach)).sweep
     assert told(more)[:6] == told(whole)
@@ -117,8 +115,7 @@ def test_a_command_that_cannot_be_run_ends_the_sweep(tmp_path: Path) -> None:
     runs = FakeRuns(reach, failure="it ended with status 3: no data")
     conclusion = conduct(tmp_path, request(*ASKED, trials=9), runs)
     assert len(runs.made) == 3
-    assert conclusion.trouble is not None
-    assert conclusion.trouble.startswith("the first 3 trials failed: it ended with status 3: no data; a log is ")
+    assert some(conclusion.trouble).startswith("the first 3 trials failed: it ended with status 3: no data; a log is ")
     assert conclusion.sweep.best is None
 
 

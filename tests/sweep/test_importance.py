@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.model.sweep import FAILED, FINISHED, PED_ANOVA, SURFACE, Importance, Objective, Parameter, Trial
 from stepscope.sweep.importance import importance
+from tests.records import some
 
 RANGES = tuple(Parameter(name, 0.0, 1.0) for name in ("inert", "one", "other"))
 LOSS = (Objective("loss"),)
@@ -116,8 +117,7 @@ def test_the_contour_of_the_first_pair_is_the_surface_over_it_in_the_metrics_own
 
     found = made(45, params, reach)
     (pair,) = found.pairs
-    contour = found.contour
-    assert contour is not None
+    contour = some(found.contour)
     assert (contour.first, contour.second) == (pair.first, pair.second) == ("lr", "size")
     assert contour.y == ("1", "10", "100")
     assert contour.explained > 0.9

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core: nothing is
 CODE = """
 import json, os, signal, sys
 from pathlib import Path
-from stepscope import beside
+from stepscope import workers
 from stepscope.cli.options import Reading
 what, path = sys.argv[1], Path(sys.argv[2])
 cache = Path(sys.argv[3]) if sys.argv[3:] else None
 Reading(tables=cache, no_cache=cache is None).start([path])
-(child,) = beside._started.values()
+(child,) = workers._started.values()
 if what == "killed":
     os.kill(child._child, signal.SIGKILL)
 elif what == "untaken":
@@ -35,7 +35,7 @@ try:
     print(json.dumps([*map(str, run.tables.events.hash_rows(0)), run.tables.traces.height]))
 except Exception as error:
     print(json.dumps(str(error)))
-left = not beside._started
+left = not workers._started
 try:
     os.waitpid(child._child, os.WNOHANG)
 except ChildProcessError:

@@ -14,7 +14,7 @@ import pytest
 from stepscope import tables
 from stepscope.read import read_run
 from stepscope.schema import TABLES_SCHEMA
-from stepscope.tables import store
+from stepscope.tables.build import write
 from stepscope.tables.schema import SCHEMAS, Tables
 from tests.builders import MS, T0, step_rows
 from tests.run_folders import make_run_folder
@@ -201,9 +201,9 @@ def test_runs_without_steps(tmp_path: Path, torch: bool | None, reported: bool, 
 def test_store_round_trip(tmp_path: Path):
     content = trace({"name": "é\x1b[31m", "ts": 1, "dur": 1})
     built = build(tmp_path, stacks_raw=RAW, system=SYSTEM, events=EVENTS, traces={"trace-0.json": content})
-    where = store.write(built, tmp_path / "run")
+    where = write(built, tmp_path / "run")
     assert where == tmp_path / "run" / "tables"
-    store.write(built, tmp_path / "run")  # over an older one
+    write(built, tmp_path / "run")  # over an older one
     for name in SCHEMAS:
         again = pl.read_parquet(where / f"{name}.parquet")
         assert again.schema == SCHEMAS[name]
@@ -241,7 +241,7 @@ def test_hostile_values_everywhere(tmp_path: Path):
             ],
         )
         assert result.steps.height == 10
-        store.write(result, tmp_path / str(number))
+        write(result, tmp_path / str(number))
         assert pl.read_parquet(tmp_path / str(number) / "tables" / "steps.parquet").equals(result.steps)
 
 

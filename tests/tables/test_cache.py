@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stepscope import tables
-from stepscope.cached import INDEX, key_of
+from stepscope.files import INDEX, key_of
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
-from stepscope.tables import BuildOptions, Tables, cache, parts
+from stepscope.tables import BuildOptions, Tables, cache, trace_entry
 from stepscope.tables.cache import fetch, prune
 
 
@@ -190,7 +190,7 @@ def test_entries_used_longest_ago_go_first(tmp_path: Path):
 def test_what_came_in_parts_is_joined_and_what_stands_for_all_rows_stays_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(parts, "ROWS_PER_FILE", 7)
+    monkeypatch.setattr(trace_entry, "ROWS_PER_FILE", 7)
     events = tables.build(run_of(write_trace(tmp_path / "a.json")), BuildOptions(cache=tmp_path / "cache")).events
     assert events.height > 7
     assert set(events.n_chunks("all")) == {1}

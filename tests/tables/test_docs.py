@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from stepscope.schema import TABLES_SCHEMA
-from stepscope.tables import SCHEMAS, store
+from stepscope.tables import SCHEMAS
+from stepscope.tables.build import write
 from stepscope.tables.links import METHODS, STATES
 from tests.builders import MS, make_tables
 
@@ -32,7 +33,7 @@ def test_polars_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         events=[{"name": "aten::mm"}, {"name": "gemm", **kernel}, {"name": "add", **kernel}],
         links=[{"event": 1, "launch": 0, "operator": 0}, {"event": 2}],
     )
-    store.write(built, tmp_path)
+    write(built, tmp_path)
     monkeypatch.chdir(tmp_path)
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     seen: list[pl.DataFrame] = []

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from stepscope import tables
-from stepscope.tables import BuildOptions, Tables, step_range
+from stepscope.tables import BuildOptions, Tables, ingest
 from tests.tables.test_cache import run_of, same
 
 US = 1000
@@ -119,15 +119,15 @@ def built(path: Path, cache: Path | None = None) -> Tables:
 
 @pytest.fixture
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_range, "LARGE_BYTES", 1)
+    monkeypatch.setattr(ingest, "LARGE_BYTES", 1)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 def test_a_large_trace_gives_the_same_tables(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     path = written(tmp_path / name, events())
     whole = built(path)
-    monkeypatch.setattr(step_range, "LARGE_BYTES", 1)
-    monkeypatch.setattr(step_range, "_BEHIND_BYTES", 0)
+    monkeypatch.setattr(ingest, "LARGE_BYTES", 1)
+    monkeypatch.setattr(ingest, "_BEHIND_BYTES", 0)
     near = built(path, tmp_path / "cache")
     assert same(whole, near)
     assert same(whole, built(path, tmp_path / "cache"))  # found in the cache, where it is not taken for the whole
@@ -158,7 +158,7 @@ def test_what_encloses_the_steps_has_self_time_in_them_alone(
         slice_of("train.py(9): inside", 2_210, 30, "python_function") | {"tid": 2},
         slice_of("aten::add", 2_215, 10) | {"tid": 2},
     ]
-    monkeypatch.setattr(step_range, "LARGE_BYTES", large_bytes)
+    monkeypatch.setattr(ingest, "LARGE_BYTES", large_bytes)
     found = built(written(tmp_path / "a.json", events() + around)).events.filter(pl.col("track").str.contains("2"))
     self_us = dict(zip(found["name"], found["self_ns"] // 1000, strict=True))
     assert self_us == {"train.py(1): main": 300 - 30 - 30, "train.py(9): inside": 20, "aten::add": 10}
@@ -175,16 +175,16 @@ def test_steps_that_damage_hides_from_the_first_pass_are_read_all_the_same(
 ):
     path = written(tmp_path / "a.json", events())
     whole = built(path)
-    monkeypatch.setattr(step_range, "LARGE_BYTES", 1)
-    real = step_range.trace_steps
+    monkeypatch.setattr(ingest, "LARGE_BYTES", 1)
+    real = ingest.trace_steps
     calls = []
 
     def some(marks: Any) -> Any:
         calls.append(marks)
         return [row for row in real(marks) if len(calls) > 1 or row["step"] != 22]
 
-    monkeypatch.setattr(step_range, "trace_steps", some)
-    monkeypatch.setattr(step_range, "_BEHIND_STEPS", 0)
-    monkeypatch.setattr(step_range, "_BEHIND_BYTES", 0)
+    monkeypatch.setattr(ingest, "trace_steps", some)
+    monkeypatch.setattr(ingest, "_BEHIND_STEPS", 0)
+    monkeypatch.setattr(ingest, "_BEHIND_BYTES", 0)
     assert same(whole, built(path))
     assert len(calls) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope import tables
 from stepscope.read.raw import Frame, FrameNames, Losses, RawHost, RawRun, RawSegment
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stack_lines import PySpyRaw
 from stepscope.tables import call_paths
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.schema import Tables

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.tables import parts
+from stepscope.tables import trace_entry
 from stepscope.tables.ingest import LONGEST_NS, repair
 from stepscope.tables.schema import SCHEMAS
 from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
@@ -82,7 +82,7 @@ def some_trace() -> tuple[list[Row], list[Row]]:
 def test_chunks_and_files_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, per_file: int):
     rows, arrows = some_trace()
     wanted = take_in(tmp_path, FakeSource(rows, arrows=arrows), "whole")
-    monkeypatch.setattr(parts, "ROWS_PER_FILE", per_file)
+    monkeypatch.setattr(trace_entry, "ROWS_PER_FILE", per_file)
     index, events, links = take_in(tmp_path, FakeSource(rows, arrows=arrows, size=size), "pieces")
     assert index.files == -(-len(rows) // per_file)
     assert events.equals(wanted[1])

@@ -9,12 +9,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.read.metric_series import read_series
 from stepscope.read.raw import RawRank, RawSeries
+from stepscope.read.run_folder import read_series
+from stepscope.record.agent.metrics import packed
 from stepscope.tables.metrics import metrics_table
 from tests.builders import MS, T0, full_steps
 
 UNDIVIDED, DIVIDED = {"node": "MseLossBackward0"}, {"node": "DivBackward0", "factor": 2.0}
+PACKED = packed("q", [T0, T0 + 1])
 LINE_D, LINE_E, LINE_G = ({"file": "/x/gan.py", "line": number} for number in (41, 44, 50))
 
 
@@ -185,6 +187,11 @@ def test_the_norm_after_clipping_is_torchs() -> None:
         {"updates": [0]},
         {"updates": [0, 1e3]},
         {"updates": [0, 2**70]},
+        {"times_ns": PACKED[:-4]},
+        {"times_ns": PACKED + "="},
+        {"times_ns": packed("q", [-1, 0])},
+        {"times_ns": packed("q", [0])},
+        {"values": PACKED + "é"},
     ],
 )
 def test_a_stretch_that_makes_no_sense_is_counted(broken: dict[str, Any]) -> None:
@@ -192,6 +199,9 @@ def test_a_stretch_that_makes_no_sense_is_counted(broken: dict[str, Any]) -> Non
     kept, refused = read_series({"series": [good, {**good, **broken}]})
     assert kept is not None
     assert refused is None
+    (same,) = read_series({"series": [{"name": "a", "source": "log", "times_ns": PACKED, "values": good["values"]}]})
+    assert same is not None
+    assert same.times_ns.tolist() == kept.times_ns.tolist() == [T0, T0 + 1]
     assert kept.values.tolist() == [1.0, -math.inf]
     assert list(read_series({"series": 7})) == [None]
 

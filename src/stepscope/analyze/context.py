@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TypeVar, cast
 
-from stepscope.engine import samples, spans, step_labels, trace_steps
+from stepscope.engine import samples, scene, spans, step_labels
 from stepscope.engine.call_tree import CallTree, call_tree
 from stepscope.engine.samples import Samples
 from stepscope.engine.source_lines import Lines
@@ -53,12 +53,12 @@ class Context:
     def labelled(self) -> LabelledSteps:
         """The steps with what makes each of them unusual."""
         recorded = bool(self.tables.manifests) or self.tables.journal.height > 0
-        return step_labels.label(self.tables, trace_steps.cut(self.spans, recorded=recorded))
+        return step_labels.label(self.tables, scene.cut(self.spans, recorded=recorded))
 
     @cached_property
     def profiled(self) -> ProfiledFacts | None:
         """The steps that the views of traces are of, beside the steady ones of a recorded run."""
-        walls = trace_steps.walls_ns(self.spans)
+        walls = scene.walls_ns(self.spans)
         if not len(walls):
             return None
         outside = None if "train" in self.labelled.fallback else self.labelled.steady()["wall_ns"].mean()

@@ -18,7 +18,6 @@ from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
 from stepscope.analyze.host import (
     file_io,
-    logging_tools,
     loops,
     python_time,
     removable_calls,
@@ -31,7 +30,7 @@ from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
 from stepscope.analyze.ranks import durations
-from stepscope.analyze.views.lazy_views import LazyViews
+from stepscope.analyze.views.select import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
@@ -121,7 +120,7 @@ class Facts(Analysis):
         lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
     )
 
-    logging = _made(lambda facts: logging_tools.logging_costs(facts._context, facts._calls))
+    logging = _made(lambda facts: python_time.logging_costs(facts._context, facts._calls))
 
     # --------------------------------------------------------------------------------------- slices of the traces
 

@@ -189,15 +189,17 @@ class Happenings:
         known = _lowered(before)
         for device, names in _lowered(after).items():
             usual = known.get(device, {})
-            more = [name for name, share in names.items() if share - usual.get(name, 0.0) >= LOWERED]
-            if more:
-                yield Happening("throttling", step, f"clock of {device} lowered ({', '.join(more)})")
-        if _more([cores.throttled_share(rows) for rows in (before, after)]) >= THROTTLED_SHARE:
-            yield Happening("throttling", step, "the cgroup's CPU limit held processes back")
+            reasons = [name for name, share in names.items() if share - usual.get(name, 0.0) >= LOWERED]
+            if reasons:
+                yield Happening("throttling", step, f"clock of {device} lowered ({', '.join(reasons)})")
+        held = [cores.throttled_share(rows) for rows in (before, after)]
         own = [cores.own_cores(rows) for rows in (before, after)]
-        others = _more([cores.others(rows, used or 0.0) for rows, used in zip((before, after), own, strict=True)])
-        if others >= MORE_CORES and None not in own:
-            yield Happening("others", step, f"other processes use {others:.1f} cores more")
+        others = [cores.others(rows, used or 0.0) for rows, used in zip((before, after), own, strict=True)]
+        if None not in held and (held[1] or 0.0) - (held[0] or 0.0) >= THROTTLED_SHARE:
+            yield Happening("throttling", step, "the cgroup's CPU limit held processes back")
+        more = (others[1] or 0.0) - (others[0] or 0.0)
+        if None not in (*own, *others) and more >= MORE_CORES:
+            yield Happening("others", step, f"other processes use {more:.1f} cores more")
 
     @cached_property
     def _readings(self) -> pl.DataFrame:
@@ -226,12 +228,6 @@ def joined(told: Iterable[Happening]) -> str:
     """What happened, as the end of a sentence; it never says that one is the cause."""
     texts = ", ".join(one.text for one in told)
     return f"in the same steps: {texts}" if texts else "nothing else is known to have happened in these steps"
-
-
-def _more(levels: list[float | None]) -> float:
-    """By how much the second is higher; 0 where one is not known."""
-    before, after = levels
-    return after - before if before is not None and after is not None else 0.0
 
 
 def _lowered(readings: pl.DataFrame) -> dict[str, dict[str, float]]:

@@ -50,7 +50,7 @@ def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
     tables, labelled = context.tables, context.labelled
     logs, set_fractions = memory_readings(tables, labelled), fractions(tables)
     traces = tuple(traced_growth(context.base))
-    peaks = (*_logged_peaks(logs, set_fractions), *_traced_peaks(view))
+    peaks = tuple(_peaks(logs, set_fractions, view))
     if not (logs or traces or peaks):
         return None
     trends = {(own.process, device): trend(own, device) for own in logs for device in (HOST, *own.devices())}
@@ -104,8 +104,10 @@ def _growth_by_journal(
         )
 
 
-def _logged_peaks(logs: tuple[MemoryReadings, ...], set_fractions: _Fractions) -> Iterator[MemoryPeak]:
-    """Of each device of each process, by the allocator's own account of its peaks."""
+def _peaks(
+    logs: tuple[MemoryReadings, ...], set_fractions: _Fractions, view: MemoryView | None
+) -> Iterator[MemoryPeak]:
+    """Of each device of each process, by the allocator's own account; and of each trace or recording that tells one."""
     for own in logs:
         for device in own.devices():
             rows = own.all_rows.filter(pl.col("device") == device)
@@ -115,18 +117,13 @@ def _logged_peaks(logs: tuple[MemoryReadings, ...], set_fractions: _Fractions) -
                 limit = device_limit(own, device, set_fractions)
                 source = f"{own.process}/events.jsonl"
                 yield MemoryPeak(own.rank, device, allocated, reserved, limit, retried, failed, source)
-
-
-def _traced_peaks(view: MemoryView | None) -> Iterator[MemoryPeak]:
-    """Of each device of each trace or recording that tells its peak."""
     for curve in view.curves if view is not None else ():
-        if curve.device == HOST or curve.peak_allocated_bytes is None:
-            continue
-        size = curve.capacity_bytes
-        limit = MemoryLimit(size, "device", size) if size is not None else None
-        source = f"{curve.worker}, span {curve.span}" if curve.source == "trace" else curve.worker
-        allocated, reserved = curve.peak_allocated_bytes, curve.peak_reserved_bytes
-        yield MemoryPeak(None, curve.device, allocated, reserved, limit, None, None, source)
+        if curve.device != HOST and curve.peak_allocated_bytes is not None:
+            size = curve.capacity_bytes
+            limit = MemoryLimit(size, "device", size) if size is not None else None
+            source = f"{curve.worker}, span {curve.span}" if curve.source == "trace" else curve.worker
+            peaks = curve.peak_allocated_bytes, curve.peak_reserved_bytes
+            yield MemoryPeak(None, curve.device, *peaks, limit, None, None, source)
 
 
 PARTS = 5
@@ -372,39 +369,37 @@ MIN_STRETCHES = 3  # with a retry, and as many without: fewer are chance
 
 def retries(processes: Iterable[MemoryReadings], labelled: LabelledSteps) -> RetryFacts | None:
     """Of the process that lost most; None where no retry was counted between steady steps."""
-    found = [facts for own in processes for device in own.devices() if (facts := _of(own, device, labelled))]
+    found = []
+    for own, device in ((one, device) for one in processes for device in one.devices()):
+        rows = own.steady.filter(pl.col("device") == device).drop_nulls(["retries", "step"]).sort("step")
+        counts = rows.select("step", more=pl.col("retries").diff()).drop_nulls()
+        total = int(counts["more"].clip(lower_bound=0).sum()) if counts.height else 0
+        if not total:
+            continue
+        steady = labelled.steady().filter(pl.col("process") == own.process)
+        # a reading is taken after its step: the steps up to it, from the reading before, are those its count speaks of
+        steps = steady.filter(pl.col("step").is_between(rows["step"][0] + 1, rows["step"][-1])).sort("step")
+        counts = counts.with_columns(stretch=pl.int_range(pl.len()))
+        joined = steps.select("step", "wall_ns").join_asof(counts, on="step", strategy="forward")
+        struck, usual = joined.filter(pl.col("more") > 0), joined.filter(pl.col("more") <= 0)
+        stretches = struck["stretch"].n_unique()
+        usual_ms = struck_ms = lost = None
+        if min(stretches, usual["stretch"].n_unique()) >= MIN_STRETCHES:
+            usual_ms, struck_ms = float(np.median(usual["wall_ns"].to_numpy())) / 1e6, mean(struck["wall_ns"]) / 1e6
+            # single slow steps come without retries too: what the others' mean is above their median is none of theirs
+            noise_ms = max(0.0, mean(usual["wall_ns"]) / 1e6 - usual_ms)
+            lost = max(0.0, struck_ms - usual_ms - noise_ms) * struck.height / joined.height
+        fact = RetryFacts(
+            rank=own.rank,
+            device=device,
+            retries=total,
+            steps=joined.height,
+            steps_struck=struck.height,
+            stretches=stretches,
+            usual_ms=usual_ms,
+            struck_ms=struck_ms,
+            lost_ms_per_step=lost,
+            total_ms_per_step=mean(joined["wall_ns"]) / 1e6,
+        )
+        found.append(fact)
     return max(found, key=lambda facts: (facts.lost_ms_per_step or 0.0, facts.retries), default=None)
-
-
-def _of(own: MemoryReadings, device: str, labelled: LabelledSteps) -> RetryFacts | None:
-    rows = own.steady.filter(pl.col("device") == device).drop_nulls(["retries", "step"]).sort("step")
-    counts = rows.select("step", more=pl.col("retries").diff()).drop_nulls()
-    total = int(counts["more"].clip(lower_bound=0).sum()) if counts.height else 0
-    if not total:
-        return None
-    steady = labelled.steady().filter(pl.col("process") == own.process)
-    # a reading is taken after its step: the steps up to it, from the reading before, are those its count speaks of
-    steps = steady.filter(pl.col("step").is_between(rows["step"][0] + 1, rows["step"][-1])).sort("step")
-    joined = steps.select("step", "wall_ns").join_asof(
-        counts.with_columns(stretch=pl.int_range(pl.len())), on="step", strategy="forward"
-    )
-    struck, usual = joined.filter(pl.col("more") > 0), joined.filter(pl.col("more") <= 0)
-    stretches = struck["stretch"].n_unique()
-    usual_ms = struck_ms = lost = None
-    if min(stretches, usual["stretch"].n_unique()) >= MIN_STRETCHES:
-        usual_ms, struck_ms = float(np.median(usual["wall_ns"].to_numpy())) / 1e6, mean(struck["wall_ns"]) / 1e6
-        # single slow steps come without retries too: what the others' mean lies above their median is none of theirs
-        noise_ms = max(0.0, mean(usual["wall_ns"]) / 1e6 - usual_ms)
-        lost = max(0.0, struck_ms - usual_ms - noise_ms) * struck.height / joined.height
-    return RetryFacts(
-        rank=own.rank,
-        device=device,
-        retries=total,
-        steps=joined.height,
-        steps_struck=struck.height,
-        stretches=stretches,
-        usual_ms=usual_ms,
-        struck_ms=struck_ms,
-        lost_ms_per_step=lost,
-        total_ms_per_step=mean(joined["wall_ns"]) / 1e6,
-    )

@@ -21,7 +21,7 @@ from stepscope.analyze import curves
 from stepscope.analyze.curves import Curve
 from stepscope.analyze.happenings import SCALE, Happenings, joined
 from stepscope.analyze.input.batches import alarms
-from stepscope.analyze.metric_series import SCALES, SLOW_SCALES, Leap, Level, levels, spikes
+from stepscope.analyze.metric_series import SCALES, SLOW_SCALES, Leap, levels, spikes
 from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
@@ -62,7 +62,7 @@ MEMORY = {curves.ALLOCATED: "memory of the device", curves.PRIVATE: "memory of t
 
 def facts(tables: Tables, labelled: LabelledSteps) -> MetricFacts | None:
     """None of a run of which neither metrics nor training steps are known."""
-    return _Run(tables, labelled).facts()
+    return None if tables.metrics.is_empty() and labelled.frame.is_empty() else _Run(tables, labelled).facts()
 
 
 class _Run:
@@ -72,9 +72,7 @@ class _Run:
         self._tables, self._labelled = tables, labelled
         self._near: dict[str | None, Happenings] = {}
 
-    def facts(self) -> MetricFacts | None:
-        if self._tables.metrics.is_empty() and self._labelled.frame.is_empty():
-            return None
+    def facts(self) -> MetricFacts:
         return MetricFacts(
             series=tuple(map(curves.summary, self._all)),
             non_finite=self._non_finite(),
@@ -140,58 +138,46 @@ class _Run:
     def _non_finite(self) -> NonFinite | None:
         found = []
         for one in self._all:
-            at = self._first_lost(one)
-            if at is not None:
-                ours = one.source in SOURCES
-                order = SOURCES.index(one.source) if ours else len(SOURCES)
-                step = one.step(at)
-                found.append((step if step is not None else math.inf, not ours, int(one.times_ns[at]), order, one, at))
+            if one.name == NORM_CLIPPED or one.name.startswith("train/lr/"):
+                continue
+            values = one.values
+            if one.source == "clipping" and one.process in self._skipped:  # a GradScaler's search for a scale
+                values = np.where(np.isin(one.steps, list(self._skipped[one.process])), 0.0, values)
+            for at in np.flatnonzero(~np.isfinite(values))[:1].tolist():
+                order = SOURCES.index(one.source) if one.source in SOURCES else len(SOURCES)
+                step, later = one.step(at), order == len(SOURCES)
+                found.append((step if step is not None else math.inf, later, int(one.times_ns[at]), order, one, at))
         if not found:
             return None
         *_, one, at = min(found, key=lambda each: each[:4])
-        step, process = one.step(at), one.process
+        step, process, stage = one.step(at), one.process, STAGES.get(one.source, "logged")
         loss = next((each for each in self._all if each.name == LOSS and each.process == process), None)
-        later = loss.values[loss.times_ns >= one.times_ns[at]] if loss is not None else np.zeros(0)
-        told = self._happenings(process).near(step)
+        after = loss.values[loss.times_ns >= one.times_ns[at]] if loss is not None else np.zeros(0)
         has_norm = any(each.source == "clipping" and each.process == process for each in self._all)
-        stage = STAGES.get(one.source, "logged")
-        first = loss is not None and one.name == LOSS and at == 0
-        origin = next(
-            (
-                alarm.origin
-                for alarm in alarms(self._tables)
-                if (alarm.process, alarm.step) == (process, step) and isinstance(alarm.value, str)
-            ),
-            None,
+        of_step = (
+            alarm.origin
+            for alarm in alarms(self._tables)
+            if (alarm.process, alarm.step) == (process, step) and isinstance(alarm.value, str)
         )
+        origin = next(of_step, None)
         seen = origin is not None and origin.where in ("forward", "inputs")
+        first = loss is not None and one.name == LOSS and at == 0
         made = NonFinite(
             name=one.name,
             value=str(float(one.values[at])),
             stage=stage,
             step=step,
             rank=one.rank,
-            losses=len(later),
-            losses_lost=int((~np.isfinite(later)).sum()),
+            losses=len(after),
+            losses_lost=int((~np.isfinite(after)).sum()),
             sure=stage != "forward" or has_norm or first or seen,
             skipped=step in self._skipped.get(process, ()),
-            place=self._places.get(one.process, {}).get(one.name),
+            place=self._places.get(process, {}).get(one.name),
             origin=origin,
-            happenings=told,
+            happenings=self._happenings(process).near(step),
             sentence="",
         )
-        return _with_sentence(made)
-
-    def _first_lost(self, one: Curve) -> int | None:
-        """The first value that is not finite; of norms, those that a GradScaler left out are its search for a scale."""
-        if one.name == NORM_CLIPPED or (one.name.startswith("train/lr/")):
-            return None
-        values = one.values
-        if one.source == "clipping" and one.process in self._skipped:
-            caught = np.isin(one.steps, list(self._skipped[one.process]))
-            values = np.where(caught, 0.0, values)
-        lost = np.flatnonzero(~np.isfinite(values))
-        return int(lost[0]) if len(lost) else None
+        return replace(made, sentence=_sentence(made))
 
     @cached_property
     def _places(self) -> dict[str | None, dict[str, Place]]:
@@ -224,8 +210,7 @@ class _Run:
             told = self._happenings(one.process).near(step, before=2, after=0)
             size = f", {leap.value / leap.usual:.3g} times the usual {leap.usual:.4g}" if leap.usual > 0 else ""
             lasting = f" for {leap.lasts} values" if leap.lasts > 1 else ""
-            of = _capital(_named(one.name))
-            text = f"{of} leaps to {leap.value:.4g} in step {step}{lasting}{size}; {joined(told)}"
+            text = f"{_named(one.name)} leaps to {leap.value:.4g} in step {step}{lasting}{size}; {joined(told)}"
             yield Spike(one.name, one.rank, step, leap.lasts, leap.value, leap.usual, min(leap.score, 1e6), told, text)
 
     def _changes(self) -> Iterator[LevelChange]:
@@ -237,35 +222,26 @@ class _Run:
             for level in levels(one.values, SCALES if one.source in (*SOURCES, curves.STEPS) else SLOW_SCALES)
         ]
         walls = [one.steps[level.at] for one, level in found if one.name == STEP_MS]
-        # a rate says something in addition to the time of a step only where batches have another size
-        found = [
-            (one, level)
-            for one, level in found
-            if one.name != RATE
-            or (
-                all(abs(one.steps[level.at] - step) > level.near for step in walls)
-                and any(_batches(self._train, int(one.steps[level.at])))
-            )
-        ]
         found.sort(key=lambda each: (each[0].steps[each[1].at], each[0].name))
-        for one, level in found[:MAX_CHANGES]:
-            yield self._change(one, level)
-
-    def _change(self, one: Curve, level: Level) -> LevelChange:
-        at = level.at
-        # what was left out between the two levels belongs to the change
-        gap = 1 if one.source in SOURCES else int(one.steps[at] - one.steps[at - 1])
-        step = int(one.steps[at])
-        told = self._happenings(one.process).near(step, before=max(level.near, gap), after=1)
-        if one.source == curves.STEPS:
-            told = (*told, *_batches(self._train, step))
-        change = (level.after - level.before) / abs(level.before) if level.before else math.copysign(1e6, level.after)
-        size = f"{change:+.0%}" if abs(change) < TIMES or not level.before else f"{change + 1:.3g} times"
-        text = (
-            f"{_capital(_named(one.name))} {size} from step {step} on "
-            f"({_value(one.name, level.before)} -> {_value(one.name, level.after)}); {joined(told)}"
-        )
-        return LevelChange(one.name, one.rank, step, level.before, level.after, change, told, text)
+        told_so_far = 0
+        for one, level in found:
+            step = int(one.steps[level.at])
+            batches = tuple(_batches(self._train, step)) if one.source == curves.STEPS else ()
+            # a rate says something in addition to the time of a step only where batches have another size
+            if one.name == RATE and (not batches or any(abs(step - wall) <= level.near for wall in walls)):
+                continue
+            told_so_far += 1
+            if told_so_far > MAX_CHANGES:
+                break
+            # what was left out between the two levels belongs to the change
+            gap = 1 if one.source in SOURCES else step - int(one.steps[level.at - 1])
+            told = (*self._happenings(one.process).near(step, before=max(level.near, gap), after=1), *batches)
+            before, after = level.before, level.after
+            change = (after - before) / abs(before) if before else math.copysign(1e6, after)
+            size = f"{change:+.0%}" if abs(change) < TIMES or not before else f"{change + 1:.3g} times"
+            values = f"{_value(one.name, before)} -> {_value(one.name, after)}"
+            text = f"{_named(one.name)} {size} from step {step} on ({values}); {joined(told)}"
+            yield LevelChange(one.name, one.rank, step, before, after, change, told, text)
 
     # ------------------------------------------------------------------------------------------ clipping and scale
 
@@ -305,12 +281,9 @@ class _Run:
     def _accumulation(self) -> Iterator[Accumulation]:
         """A loss of several passes; what is no mean in the table was divided, as far as anything tells."""
         loss, total, mean = (self._of(name) for name in (LOSS, f"{LOSS}_sum", f"{LOSS}_mean"))
-        if (
-            loss is None
-            or total is None
-            or mean is None
-            or not len(loss.values) == len(total.values) == len(mean.values)
-        ):
+        if loss is None or total is None or mean is None:
+            return
+        if not len(loss.values) == len(total.values) == len(mean.values):
             return
         known = np.isfinite(loss.values) & np.isfinite(total.values) & (mean.values != 0)
         passes = np.rint(total.values[known] / mean.values[known])
@@ -358,10 +331,10 @@ def _batches(train: pl.DataFrame, step: int) -> Iterator[Happening]:
             yield Happening("batch", step, f"batches of {old:g} -> {new:g} samples")
 
 
-def _with_sentence(found: NonFinite) -> NonFinite:
+def _sentence(found: NonFinite) -> str:
     where = f" of step {found.step}" if found.step is not None else ""
     by = {"forward": "the forward pass", "backward": "the backward pass", "scaler": "the scaler"}.get(found.stage)
-    text = f"{_capital(_named(found.name))}{where} is {found.value}, the first value that is not finite"
+    text = f"{_named(found.name)}{where} is {found.value}, the first value that is not finite"
     text += f": it shows first in {by}" if by else ": only what the script logs tells of it"
     if not found.sure:
         text += ", or in the backward pass before, whose gradients' norm nobody took"
@@ -372,17 +345,14 @@ def _with_sentence(found: NonFinite) -> NonFinite:
         text += f"; {lost} {found.losses:,} losses from there on are not finite"
     if found.skipped:
         text += "; GradScaler left the update out"
-    return replace(found, sentence=f"{text}; {joined(found.happenings)}" if found.happenings else text)
+    return f"{text}; {joined(found.happenings)}" if found.happenings else text
 
 
 def _named(name: str) -> str:
-    """As a sentence calls the series."""
+    """As a sentence that begins with it calls the series."""
     if name.startswith(f"{LOSS}/"):
-        return f"loss of {name.removeprefix(f'{LOSS}/')}"
-    return NAMES.get(name) or MEMORY.get(re.split(r"[/.]", name)[-1]) or name
-
-
-def _capital(text: str) -> str:
+        return f"Loss of {name.removeprefix(f'{LOSS}/')}"
+    text = NAMES.get(name) or MEMORY.get(re.split(r"[/.]", name)[-1]) or name
     return text[:1].upper() + text[1:]
 
 

@@ -174,6 +174,12 @@ def pipeline(
         return None
     known = labelled.steady().filter(pl.col("data_wait_ns").is_not_null())
     wait = next((part.ms for part in train.partition if part.category == "data_wait"), None)
+    at_most = wait or 0.0
+    if known.height >= PARTS * FEW:  # the largest part of the step that it was in any quarter, of all ranks together
+        order = pl.col("step").rank("ordinal").over("process") - 1
+        quarters = known.group_by((order * PARTS // pl.len().over("process")).alias("quarter"))
+        sums = quarters.agg(pl.col("data_wait_ns").sum(), pl.col("wall_ns").sum())
+        at_most = max(at_most, (sums["data_wait_ns"] / sums["wall_ns"]).to_numpy().max() * train.mean_ms)
     workers = None
     if loader is not None and (loader.num_workers is not None or loader.site is not None):
         workers = loader.num_workers or 0
@@ -181,7 +187,7 @@ def pipeline(
     return Pipeline(
         mean_ms=train.mean_ms,
         wait_ms=wait,
-        wait_at_most_ms=None if wait is None else max(wait, _worst(known) * train.mean_ms),
+        wait_at_most_ms=None if wait is None else float(at_most),
         workers=workers,
         workers_ms=loader.load_ms if loader is not None and workers else None,
         cores=loader.cpu_limit / loader.ranks_on_host if loader is not None else None,
@@ -190,78 +196,49 @@ def pipeline(
     )
 
 
-def _worst(steady: pl.DataFrame) -> float:
-    """The largest part of the step that was data wait in any quarter of the run, of all ranks together."""
-    if steady.height < PARTS * FEW:
-        return 0.0
-    order = pl.col("step").rank("ordinal").over("process") - 1
-    quarter = (order * PARTS // pl.len().over("process")).alias("quarter")
-    parts = steady.with_columns(quarter).group_by("quarter").agg(pl.col("data_wait_ns").sum(), pl.col("wall_ns").sum())
-    return float((parts["data_wait_ns"] / parts["wall_ns"]).max() or 0.0)  # type: ignore[arg-type]
-
-
 def profiler_windows(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
     """One per recorded window, the user's own included."""
-    found = []
-    for row, data in event_data(tables, "window"):
-        if data.get("status") == "dropped":
+    found: dict[str, WindowFacts] = {}
+    train = labelled.frame.filter(pl.col("kind") == "train").with_columns(pl.col("in_window").fill_null(False))
+    ours = [(row, data) for row, data in event_data(tables, "window") if data.get("status") != "dropped"]
+    kept = []
+    for row, data in (*ours, *event_data(tables, "user_trace")):
+        users = row["kind"] == "user_trace"
+        name = str(data.get("trace") or (data.get("path") if users else "") or "")
+        if users and name in found:
             continue
-        first, count = integer(data.get("first_step")), integer(data.get("steps")) or 0
-        inside = _train(labelled, row["process"]).filter(pl.col("in_window").fill_null(False))
-        if first is not None and count:
-            inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
-        stop_ns, export_ns = (number(data.get(name)) for name in ("stop_duration_ns", "export_duration_ns"))
-        window = WindowFacts(
-            rank=row["rank"] or 0,
-            trace=str(data.get("trace") or ""),
-            owner="stepscope",
-            steps=count,
-            low_confidence=data.get("confidence") == "low",
-            reason=str(data.get("reason") or ""),
-            stop_ms=None if stop_ns is None else stop_ns / 1e6,
-            export_ms=None if export_ns is None else export_ns / 1e6,
-            bytes=integer(data.get("bytes")),
-            overhead_ratio=_ratio(labelled, row["process"], inside["wall_ns"]),
+        own = train.filter(pl.col("process") == row["process"])
+        inside, outside = (
+            own.filter(pl.col("in_window")),
+            own.filter(~pl.col("in_window") & (pl.col("reason") == STEADY)),
         )
-        found.append(window)
-    known = {window.trace for window in found}
-    for row, data in event_data(tables, "user_trace"):
-        name = str(data.get("trace") or data.get("path") or "")
-        if name in known:
-            continue
-        known.add(name)
-        stem = name.rsplit("/", 1)[-1]
-        own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
-        marked = pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION)
-        marks = own.filter(marked & (pl.col("duration_ns") > 0) & pl.col("stream").is_null())["duration_ns"]
-        inside = _train(labelled, row["process"]).filter(pl.col("in_window").fill_null(False))
-        window = WindowFacts(
+        first, count = integer(data.get("first_step")), integer(data.get("steps")) or 0
+        if users:
+            slices = tables.events.filter(pl.col("process") == row["process"])
+            slices = slices.filter(pl.col("trace").str.ends_with(name.rsplit("/", 1)[-1]))
+            marked = pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION)
+            marks = slices.filter(marked & (pl.col("duration_ns") > 0) & pl.col("stream").is_null())["duration_ns"]
+            count = len(marks) or slices["step"].drop_nulls().n_unique()
+            walls = marks if len(marks) else inside["wall_ns"]
+        else:
+            if first is not None and count:
+                inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
+            walls = inside["wall_ns"]
+        stop_ns, export_ns = (number(data.get(key)) for key in ("stop_duration_ns", "export_duration_ns"))
+        found[name] = WindowFacts(
             rank=row["rank"] or 0,
             trace=name,
-            owner="user",
-            steps=len(marks) or own["step"].drop_nulls().n_unique(),
-            low_confidence=False,
-            reason="written by the training script's own profiler",
-            stop_ms=None,
-            export_ms=None,
-            bytes=None,
-            overhead_ratio=_ratio(labelled, row["process"], marks if len(marks) else inside["wall_ns"]),
+            owner="user" if users else "stepscope",
+            steps=count,
+            low_confidence=not users and data.get("confidence") == "low",
+            reason="written by the training script's own profiler" if users else str(data.get("reason") or ""),
+            stop_ms=None if stop_ns is None or users else stop_ns / 1e6,
+            export_ms=None if export_ns is None or users else export_ns / 1e6,
+            bytes=None if users else integer(data.get("bytes")),
+            overhead_ratio=mean(walls) / mean(outside["wall_ns"]) if len(walls) and outside.height else None,
         )
-        found.append(window)
-    return tuple(found)
-
-
-def _train(labelled: LabelledSteps, process: str) -> pl.DataFrame:
-    return labelled.frame.filter((pl.col("process") == process) & (pl.col("kind") == "train"))
-
-
-def _ratio(labelled: LabelledSteps, process: str, inside_ns: pl.Series) -> float | None:
-    """Their mean over that of the steady train steps of the process; None without either."""
-    steady = (pl.col("reason") == STEADY) & ~pl.col("in_window").fill_null(False)
-    outside = _train(labelled, process).filter(steady)
-    if inside_ns.is_empty() or outside.is_empty():
-        return None
-    return mean(inside_ns) / mean(outside["wall_ns"])
+        kept.append(found[name])
+    return tuple(kept)
 
 
 JOURNAL, TRACE = "journal", "trace"

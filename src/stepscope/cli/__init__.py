@@ -1,8 +1,8 @@
 """The command line: a visible table of commands, each loaded only when it is called.
 
-`stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is one file in this folder
-and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and the exit
-code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
+`stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is a function in a file of
+this folder and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and
+the exit code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class Command(NamedTuple):
-    """One line of the table: the function in the module of its name is what it does, its docstring is the full help."""
+    """One line of the table: the function of its name is what it does, its docstring is the full help."""
 
     summary: str
     examples: tuple[str, ...]
+    module: str
     settings: Mapping[str, Any] = MappingProxyType({})  # context settings of the command's parser
 
 
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope run --out runs/a -- torchrun --nproc-per-node=2 train.py",
             "stepscope run --fail-on recompile,graph-break -- python train.py --steps 50   # in CI",
         ),
+        "record",
         # the first word that is no option of ours starts the user's command, also without "--"
         {"allow_interspersed_args": False},
     ),
@@ -59,6 +61,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope analyze logs --table operators --sort self_device --top 20",
             "stepscope analyze logs/before --diff logs/after",
         ),
+        "analyze",
     ),
     "hotspots": Command(
         "Name the functions that the sampled stacks stand in.",
@@ -67,6 +70,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope hotspots profile.txt --library mylib --rows 20",
             "stepscope hotspots RUN --rank 1 --phase data_wait --json hotspots.json",
         ),
+        "stacks",
     ),
     "fix": Command(
         "Show the change that a finding names as a patch, or what has to be decided.",
@@ -75,6 +79,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope fix RUN --finding input.loader_bound | git apply",
             "stepscope fix RUN --finding input.loader_bound --apply",
         ),
+        "fix",
     ),
     "flamegraph": Command(
         "Draw sampled stacks as an interactive flame graph in one file.",
@@ -84,6 +89,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope flamegraph RUN --diff OTHER_RUN",
             "stepscope flamegraph RUN --rank 1 --diff others",
         ),
+        "stacks",
     ),
     "view": Command(
         "Show runs and traces in a browser, live while a run goes on.",
@@ -92,6 +98,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope view stepscope-runs   # a folder of runs, as a list",
             "stepscope view logs/worker0.1700000000000.pt.trace.json.gz --no-browser --port 7000",
         ),
+        "serve",
     ),
     "runs": Command(
         "List runs, and delete those that nobody needs any more.",
@@ -100,14 +107,17 @@ COMMANDS: dict[str, Command] = {
             "stepscope runs --tag nightly --knob loader.num_workers=4 --json -",
             "stepscope runs --older-than 30 --keep 5 --prune   # what it would free; --yes deletes",
         ),
+        "runs",
     ),
     "batch": Command(
         "Name the samples of a step, and the steps whose loss or norm went wrong.",
         ("stepscope batch RUN", "stepscope batch RUN --step 1040", "stepscope batch RUN --step 1040 --json batch.json"),
+        "analyze",
     ),
     "attach": Command(
         "Sample a running job, and show its hotspots.",
         ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),
+        "record",
     ),
     "compare": Command(
         "Say whether a run is faster than another, and what changed.",
@@ -117,6 +127,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope compare logs/workers_0 logs/workers_4 --html compared.html",
             "stepscope compare trace.json.gz trace.json.gz --span 1 --against-span 2",
         ),
+        "compare",
     ),
     "export": Command(
         "Cut and merge traces for Perfetto, or give a run to TensorBoard, W&B, MLflow or Trackio.",
@@ -126,6 +137,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope export RUN --to tensorboard --out logs",
             "stepscope export RUN --to wandb",
         ),
+        "export",
     ),
     "reduce": Command(
         "Reduce a run near its data to small tables, from which many ranks are judged.",
@@ -134,10 +146,12 @@ COMMANDS: dict[str, Command] = {
             "stepscope reduce RUN --host node7 --force",
             "stepscope reduce RUN --engine dask --scheduler slurm --jobs 16",
         ),
+        "export",
     ),
     "slurm": Command(
         "Write a copy of a batch script with recording switched on.",
         ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),
+        "record",
     ),
     "experiment": Command(
         "Try changes on a training command, and say with an interval which help.",
@@ -148,6 +162,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope experiment --try 'env:OMP_NUM_THREADS=4' --try 'arg:--workers=2' -- python train.py",
             "stepscope experiment --self -- python train.py   # how small an effect this machine can show",
         ),
+        "experiment",
         {"allow_interspersed_args": False},
     ),
     "sweep": Command(
@@ -160,6 +175,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope sweep --param env:OMP_NUM_THREADS=1..8 --metric perf/samples_per_s:max --metric-of tail "
             "--sampler grid -- python train.py",
         ),
+        "experiment",
         {"allow_interspersed_args": False},
     ),
     "replay": Command(
@@ -168,6 +184,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope replay RUN --op linalg_qr --devices cpu,cuda",
             "stepscope replay RUN --op mm --devices cpu --threads 1,2,4 --dtypes float32,float64",
         ),
+        "replay",
     ),
     "mcp": Command(
         "Serve runs to coding agents by the Model Context Protocol.",
@@ -176,10 +193,12 @@ COMMANDS: dict[str, Command] = {
             "stepscope mcp stepscope-runs",
             "stepscope mcp --allow-run --max-seconds 1800   # it may start trainings below this folder",
         ),
+        "serve",
     ),
     "doctor": Command(
         "Say what this machine allows, and what each limit costs the report.",
         ("stepscope doctor",),
+        "record",
     ),
 }
 
@@ -222,7 +241,7 @@ def load(name: str, command: Command) -> Any:
     register = app.command(name, epilog=epilog, context_settings=dict(command.settings))
     from stepscope.cli.options import ungrouped
 
-    register(ungrouped(getattr(importlib.import_module(f"stepscope.cli.{name}"), name)))
+    register(ungrouped(getattr(importlib.import_module(f"stepscope.cli.{command.module}"), name)))
     return typer.main.get_command(app)
 
 

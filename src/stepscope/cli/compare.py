@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.checks import FAILED, NOT_JUDGED, OUTCOMES, PASSED
 from stepscope.cli.options import (
+    FAILED,
+    NOT_JUDGED,
+    OUTCOMES,
+    PASSED,
     Force,
     Library,
     NoCache,

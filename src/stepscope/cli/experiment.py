@@ -20,8 +20,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Priced, Quiet, argument, option
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
+from stepscope.cli.options import (
+    Force,
+    HtmlFile,
+    JsonFile,
+    OptionGroup,
+    Priced,
+    Quiet,
+    argument,
+    ignored_rules,
+    option,
+)
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -31,8 +41,10 @@ if TYPE_CHECKING:
     from stepscope.experiment.propose import Proposals
     from stepscope.model.comparison import Candidate, Experiment, Outcome
     from stepscope.model.machine import Prices
-    from stepscope.model.sweep import Trial
+    from stepscope.model.sweep import Sweep, Trial
     from stepscope.report import outputs
+    from stepscope.sweep.space import Request as Search
+
 
 _PAIRS = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%?")
@@ -102,13 +114,9 @@ class Asked(OptionGroup, frozen=True):
             raise UsageError(f"--from {source}: no such run; name a run folder, or findings to record one first")
         fixed = tuple(table.parse(text) for text in self.base or ())
         table.check_all(fixed)
-        try:
-            cwd = os.getcwd()
-        except OSError:
-            raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
         return Request(
             command=tuple(command),
-            cwd=cwd,
+            cwd=_working_folder(),
             candidates=candidates_of(self.tries or (), together=self.together),
             source=source if source in (None, FINDINGS) else os.path.abspath(str(source)),
             base_knobs=fixed,
@@ -123,10 +131,28 @@ class Asked(OptionGroup, frozen=True):
 
     def line(self, command: list[str]) -> str:
         """The command line that asks for it again; options that are as by default are left out."""
-        return repeated("experiment", self, command, _IN_LINE, _SPELLED)
+        return _repeated("experiment", self, command, _IN_LINE, _SPELLED)
 
 
-def repeated(
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
+
+
+def _script(command: Sequence[str]) -> str:
+    """How the script of a command is called; raises `EnvironmentRefusal` where the command cannot be started."""
+    from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
+
+    try:
+        resolve_executable(command, os.environ)
+    except CommandNotStarted as error:
+        raise EnvironmentRefusal(str(error)) from None
+    return find_script(command, os.environ, Path.cwd()).label
+
+
+def _repeated(
     name: str,
     asked: OptionGroup,
     command: list[str],
@@ -185,24 +211,18 @@ def experiment(
     from stepscope.experiment.folder import claimed, find
     from stepscope.experiment.plan import FINDINGS, key
     from stepscope.experiment.runner import Processes, stop_requests
-    from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
     from stepscope.report import experiment_report, outputs
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     files.check()
     request, prices = asked.request(command), priced.prices()
-    try:
-        resolve_executable(request.command, os.environ)
-    except CommandNotStarted as error:
-        raise EnvironmentRefusal(str(error)) from None
-    script = find_script(request.command, os.environ, Path.cwd()).label
+    script = _script(request.command)
     folder, resumed = find(key(request), script, asked.out, fresh=fresh)
 
     @functools.cache
     def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
         """What the findings of a run suggest, after what the user named."""
         from stepscope import api
-        from stepscope.cli.settings import ignored_rules
         from stepscope.experiment.propose import baseline_of, proposals
 
         path = pilot if pilot is not None else Path(str(request.source))
@@ -370,3 +390,142 @@ def _estimate(outcome: Outcome) -> str:
     if effect.low is None or effect.high is None:
         return f"{change} so far"
     return f"{change} ± {percent((effect.high - effect.low) / 2)} %"
+
+
+class Searched(OptionGroup, frozen=True):
+    """What is searched and how: all that makes one sweep, and the folder it is in."""
+
+    param: Annotated[
+        list[str] | None,
+        option("--param KNOB=VALUES", "A knob and its values: LOW..HIGH, log:LOW..HIGH or a,b,c; repeatable."),
+    ] = None
+    metric: Annotated[
+        list[str] | None,
+        option("--metric NAME:min|max", "The metric to judge by, or seconds; twice for two objectives."),
+    ] = None
+    metric_of: Annotated[
+        str,
+        option("--metric-of FIGURE", "Which of its values counts: last, best, or tail, the mean of its last tenth."),
+    ] = "last"
+    base: Annotated[list[str] | None, option("--base KNOB=VALUE", "A setting of every trial; repeatable.")] = None
+    trials: Annotated[int | None, option("--trials N", "Trials to make; 20 by default, of a grid all.")] = None
+    sampler: Annotated[str, option("--sampler NAME", "How values are chosen: tpe, random or grid.")] = "tpe"
+    seed: Annotated[int, option("--seed N", "Seed of the choice, and of every trial.")] = 0
+    prune_after: Annotated[
+        int | None,
+        option("--prune-after STEPS", "Every STEPS training steps, end a trial that is worse than half of the others."),
+    ] = None
+    budget: Annotated[float | None, option("--budget MIN", "Start no trial that would end after MIN minutes.")] = None
+    out: Annotated[Path | None, option("--out DIR", "The sweep's folder; named after it by default.")] = None
+
+    def request(self, command: list[str]) -> Search:
+        """Raises `UsageError` for what cannot be searched or contradicts itself."""
+        from stepscope.record.agent import knobs as table
+        from stepscope.sweep.space import GRID, MOST_TRIALS, TRIALS, Request, objective, parameter
+
+        fixed = tuple(table.parse(text) for text in self.base or ())
+        table.check_all(fixed)
+        usual = MOST_TRIALS if self.sampler == GRID else TRIALS
+        return Request(
+            command=tuple(command),
+            cwd=_working_folder(),
+            params=tuple(parameter(text) for text in self.param or ()),
+            objectives=tuple(objective(text, self.metric_of) for text in self.metric or ()),
+            base_knobs=fixed,
+            sampler=self.sampler,
+            seed=self.seed,
+            prune_after=self.prune_after,
+            trials=usual if self.trials is None else self.trials,
+            budget_s=None if self.budget is None else self.budget * 60,
+        )
+
+
+def sweep(
+    command: Annotated[list[str], argument("COMMAND...", "The training command, unchanged.")],
+    asked: Searched,
+    fresh: Annotated[bool, option("--fresh", "Start anew where an unfinished sweep could be continued.")] = False,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search values of knobs for the best metric, and say which knobs decide it.
+
+    The command is run once per trial, whole and in a fresh process, with values that Optuna chooses. A knob is what
+    `stepscope run --knob` takes (docs/knobs.md): arg:--lr is an option of the script itself, env:NAME an environment
+    variable, loader.num_workers and the like are torch's.
+
+    A metric is one that the run recorded (docs/metrics.md): what the script logs to a tracker or by stepscope.log, or
+    train/loss, which is found by itself; seconds is the time from its first step to the end of its last. A trial
+    without it, or with one that is no finite number, has failed. Two metrics give the trials that no other beats in
+    both.
+
+    Stop it with Ctrl-C or kill it: the same command line goes on where it was, with more --trials too. What came of it
+    is in the folder that is printed (sweep.json, report.html, runs/). Nothing needs a network.
+
+    The exit status is 0 when it came to its end or that of its budget; 130 after Ctrl-C.
+    """
+    from stepscope.experiment.folder import claimed, find
+    from stepscope.experiment.runner import Processes, stop_requests
+    from stepscope.report import outputs, sweep_report
+    from stepscope.sweep.engine import SWEEP, Engine, held
+    from stepscope.sweep.space import count, key
+    from stepscope.sweep.study import library
+
+    files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
+    files.check()
+    request = asked.request(command)
+    library()
+    script = _script(request.command)
+    known = functools.partial(held, asked=count(request))
+    folder, resumed = find(key(request), script, asked.out, fresh=fresh, what=SWEEP, held=known)
+
+    def write(found: Sweep) -> None:
+        outputs.write_file(folder / sweep_report.NAME, sweep_report.dumps(found))
+
+    with claimed(folder, SWEEP), stop_requests() as stop, closing(Progress(quiet=quiet)) as progress:
+        progress.note(f"{'going on with the unfinished sweep' if resumed else 'sweep'} in {folder}")
+        conclusion = Engine(
+            request=request,
+            folder=folder,
+            repeat=_repeated("sweep", asked, command),
+            run=Processes(stop).run,
+            write=write,
+            listener=progress,
+            stop=stop,
+        ).conduct()
+        progress.close()
+        _show_sweep(conclusion.sweep, folder, files, quiet=quiet)
+        if conclusion.signal is not None and not quiet:
+            say("stopped; the same command line goes on from here")
+    if conclusion.trouble is not None:
+        raise UnreadableInputError(conclusion.trouble)
+    raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
+
+
+def _show_sweep(found: Sweep, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:
+    """The report of the best trial with the sweep in it, and the table on the terminal."""
+    from stepscope import api
+    from stepscope.dashboard import single, terminal
+    from stepscope.dashboard.pages import sweeps
+    from stepscope.experiment.folder import RUNS
+    from stepscope.report import outputs, sweep_report
+
+    document = sweep_report.sweep_document(found)
+    report = sweeps.alone(document)
+    render: outputs.Render = sweeps.render
+    best = document["best"]
+    if best is not None and best["folder"]:
+        try:
+            run = api.open_run(folder / RUNS / best["folder"])
+            report, render = sweeps.beside(run.report(), document), single.renderer(run)
+        except StepscopeError:
+            pass  # the run may be gone; what was read of it is not
+    page = outputs.write(report, folder, render)[1]
+    if not quiet:
+        stream = sys.stderr if files.uses_stdout else sys.stdout
+        terminal.show_sweep(document, outputs.console(stream), page=str(page))
+    if files.json_file is not None:
+        outputs.emit(files.json_file, sweep_report.dumps(found))
+    if files.html_file is not None:
+        outputs.emit(files.html_file, page.read_bytes())

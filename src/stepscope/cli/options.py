@@ -17,11 +17,22 @@ import typer
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from stepscope.errors import UsageError
+from stepscope.cli import say
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
+from stepscope.record.agent.config import WATCH_SHARE, watch_asked
 
 if TYPE_CHECKING:
-    from stepscope.api import Progress, ReadOptions
+    from stepscope.api import Progress, ReadOptions, Run
     from stepscope.model.machine import Prices
+    from stepscope.report.words import Shortener
+
+
+def shortener(run: Run) -> Shortener:
+    """Writes paths of a run as people do: relative to where it ran."""
+    from stepscope.report.words import Shortener
+
+    facts = run.tables.run
+    return Shortener({"cwd": facts.cwd or str(run.folder), "user_roots": facts.user_roots})
 
 
 class OptionGroup(Struct, frozen=True):
@@ -141,25 +152,25 @@ class Reading(OptionGroup, frozen=True):
 
     def start(self, paths: Sequence[Path]) -> None:
         """Begin to read the one trace, if it is one, beside the imports of what analyses it."""
-        from stepscope import beside
+        from stepscope import workers
         from stepscope.api import TRACES
-        from stepscope.cached import INDEX, default_folder, key_of
+        from stepscope.files import INDEX, default_folder, key_of
 
         path = paths[0]
         if len(paths) != 1 or self.steps is not None or not path.name.endswith(TRACES):
             return
         kept = None if self.no_cache else self.tables or default_folder()
 
-        def read(send: beside.Send) -> None:
+        def read(send: workers.Send) -> None:
             if kept is None or size > LARGE_BYTES or not (kept / key_of(path) / INDEX).exists():
-                from stepscope.read.ahead import read_ahead
+                from stepscope.read.kineto import read_ahead
 
                 read_ahead(path, send)
 
         with contextlib.suppress(OSError):  # who opens it says what is wrong with it
             size = path.stat().st_size if path.is_file() else 0
             if size >= WORTH_BYTES:
-                beside.start(path, read)
+                workers.start(path, read)
 
     def options(
         self,
@@ -175,7 +186,6 @@ class Reading(OptionGroup, frozen=True):
         Of a run of many ranks that was reduced `rank` is read in full, beside those that the verdict points at.
         """
         from stepscope.api import ReadOptions
-        from stepscope.cli.settings import ignored_rules
         from stepscope.model.machine import NO_PRICES
 
         if self.tables is not None and self.no_cache:
@@ -209,7 +219,6 @@ class Priced(OptionGroup, frozen=True):
 
     def prices(self) -> Prices:
         """As given, else as the project's settings say; raises `UsageError`."""
-        from stepscope.cli.settings import prices
         from stepscope.model.machine import Prices
 
         given = {"--price-kwh": self.price_kwh, "--gpu-hour": self.gpu_hour, "--co2-kwh": self.co2_kwh}
@@ -241,3 +250,143 @@ def parse_checks(texts: list[str] | None) -> tuple[str, ...]:
     if unknown is not None:
         raise UsageError(f"--fail-on {unknown or '(nothing)'}: no such check; there are {', '.join(CHECKS)}")
     return tuple(dict.fromkeys(names))
+
+
+OWN_FILE = "stepscope.toml"
+SHARED_FILE = "pyproject.toml"
+PRICES = ("price_kwh", "gpu_hour", "co2_kwh")
+
+
+def ignored_rules(folder: Path | None = None) -> dict[str, str]:
+    """Rules not to judge, each with the reason, as the settings that hold in `folder` (the working directory by
+    default) say.
+
+    Raises UsageError for a file that cannot be read or says something that stepscope does not know.
+    """
+    table, file = _nearest(folder)
+    return _checked(table, file)
+
+
+def watch_share(folder: Path | None = None, *, asked: bool = False) -> float:
+    """The share of a run's time that monitors may take, 0 where none are wanted: `asked` for, or as the environment or
+    else the settings say. Raises UsageError as `ignored_rules`.
+    """
+    table, file = _nearest(folder)
+    watch = table.get("watch", {})
+    _checked(table, file)
+    told = watch_asked()
+    wanted = asked or (watch.get("on", False) if told is None else told)
+    return float(watch.get("percent", 100 * WATCH_SHARE)) / 100 if wanted else 0.0
+
+
+def prices(folder: Path | None = None) -> Prices:
+    """Of energy and GPUs, as the settings say. Raises UsageError as `ignored_rules`."""
+    from stepscope.model.machine import Prices
+
+    table, file = _nearest(folder)
+    _checked(table, file)
+    told = table.get("energy", {})
+    return Prices(*(None if told.get(name) is None else float(told[name]) for name in PRICES))
+
+
+def _nearest(folder: Path | None) -> tuple[dict[str, Any], Path]:
+    start = (folder or Path.cwd()).absolute()
+    for place in (start, *start.parents):
+        for file in (place / OWN_FILE, place / SHARED_FILE):
+            table = _table(file)
+            if table is not None:
+                return table, file
+    return {}, start
+
+
+def _table(file: Path) -> dict[str, Any] | None:
+    """What the file says of stepscope; None where it does not exist or says nothing."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read ({error}); mend it or move it away") from None
+    import msgspec.toml
+
+    try:
+        content = msgspec.toml.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        if file.name == SHARED_FILE and "tool.stepscope" not in text:
+            return None  # broken, and no business of ours
+        raise UsageError(f"{file}: no valid TOML ({error}); mend it") from None
+    if file.name == OWN_FILE:
+        return content
+    tools = content.get("tool")
+    table = tools.get("stepscope") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{file}: tool.stepscope is no table; write [tool.stepscope.ignore]")
+    return table
+
+
+def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
+    from stepscope.diagnose import RISKS, RULES
+
+    unknown = next((key for key in table if key not in ("ignore", "watch", "energy")), None)
+    if unknown is not None:
+        raise UsageError(f"{file}: {unknown}: no such setting; there are ignore, watch and energy, three tables")
+    _check_watch(table.get("watch", {}), file)
+    _check_energy(table.get("energy", {}), file)
+    ignored = table.get("ignore", {})
+    if not isinstance(ignored, dict):
+        raise UsageError(f'{file}: ignore is a table of rules and reasons; write [ignore] and "rule" = "reason" below')
+    names = {*(rule.name for rule in RULES), *(rule.name for rule in RISKS)}
+    for rule, reason in ignored.items():
+        if rule not in names:
+            raise UsageError(f"{file}: ignore: no rule is called {rule}; the rules are in docs/findings.md")
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f'{file}: ignore: say why; write "{rule}" = "the reason"')
+    return dict(ignored)
+
+
+def _check_watch(watch: Any, file: Path) -> None:
+    known = isinstance(watch, dict) and set(watch) <= {"on", "percent"}
+    if not known or not isinstance(watch.get("on", True), bool):
+        raise UsageError(f"{file}: watch is a table of on and percent; write [watch] and on = true (or false) below")
+    percent = watch.get("percent", 1)
+    if isinstance(percent, bool) or not isinstance(percent, (int, float)) or not 0 < percent <= 100 * WATCH_SHARE:
+        raise UsageError(f"{file}: watch: percent lies between 0 and {100 * WATCH_SHARE:g}, of the run's time")
+
+
+def _check_energy(told: Any, file: Path) -> None:
+    if not isinstance(told, dict) or not set(told) <= set(PRICES):
+        raise UsageError(
+            f"{file}: energy is a table of {', '.join(PRICES)}; write [energy] and price_kwh = 0.30, say, below"
+        )
+    for name, value in told.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+            raise UsageError(f"{file}: energy: {name} is a number, 0 or more")
+
+
+PASSED = 0
+FAILED = StepscopeError.exit_code
+NOT_JUDGED = EnvironmentRefusal.exit_code
+OUTCOMES = {FAILED: "check failed", NOT_JUDGED: "check not judged", PASSED: "check passed"}  # the first one decides
+
+
+def judge(run: Run, names: Sequence[str], *, quiet: bool = False, source: bool = True) -> int:
+    """Check `run`, say one line for each of `names`, and return the exit status; `source` False quotes no line."""
+    if not names:
+        return PASSED
+    from stepscope.analyze.compilers import checks
+    from stepscope.report.document import without_quotes
+    from stepscope.report.values import plain_mapping
+    from stepscope.report.words import Shortener
+
+    facts = run.analysis
+    # without steps, the recorder did not get into the process, and there was nobody to see a compilation
+    found = checks(facts.compilers, names, recorded=run.recorded and bool(facts.steps))
+    shorten = Shortener(plain_mapping(facts.run))
+    states = set()
+    for check in found:
+        state = NOT_JUDGED if not check.judged else FAILED if check.failed else PASSED
+        states.add(state)
+        where = f" ({shorten(check.place.file, check.place.line)})" if check.place else ""
+        if not quiet:
+            say(f"{OUTCOMES[state]}: {check.name}: {check.text if source else without_quotes(check.text)}{where}")
+    return next(state for state in OUTCOMES if state in states)

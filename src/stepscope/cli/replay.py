@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, JsonFile, Reading, argument, option
+from stepscope.cli.options import Force, JsonFile, Reading, argument, option, shortener
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def replay(
     from stepscope.analyze.views.select import Selection
     from stepscope.dashboard import terminal
     from stepscope.export.survey import find
-    from stepscope.replay import recorded, runner
+    from stepscope.replay import runner
     from stepscope.report import outputs, replays
-    from stepscope.report.words import Shortener
 
     if not 1 <= seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: give 1 to {MOST_SECONDS:g}")
@@ -72,9 +71,9 @@ def replay(
         rows = run.table("operators", Selection(group=operators.SHAPES))
         if not rows.rows:
             raise UnreadableInputError(f"{path}: {rows.absent or 'no trace in it; record with a window'}")
-        name = recorded.named(rows.rows, op)
+        name = runner.named(rows.rows, op)
         traces = [source.path for source in find(list(run.paths), ())[0]]
-        calls, notes = recorded.calls(rows.rows, traces, name)
+        calls, notes = runner.calls(rows.rows, traces, name)
     known = next((manifest.get("python") for manifest in run.tables.manifests), None)
     interpreter = runner.interpreter(python, _whole(known, run.tables.run.cwd), os.environ)
     task = runner.Task(name, variants, seconds, trained.versions.get("torch") if trained is not None else None)
@@ -84,8 +83,7 @@ def replay(
     if json_file is not None:
         outputs.emit(json_file, replays.dumps((found,)))
     if json_file != outputs.STDOUT:
-        facts = run.tables.run
-        shorten = Shortener({"cwd": facts.cwd or str(run.folder), "user_roots": facts.user_roots})
+        shorten = shortener(run)
         terminal.show_replay(replays.document((found,))[0], outputs.console(sys.stdout), shorten)
     if kept is not None:
         say(f"kept in {kept}; the report shows it: stepscope analyze {run.folder}")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+
+from msgspec.structs import replace
 
 from stepscope.analyze.views import trace_diff as views
 from stepscope.analyze.views.trace_diff import STEP
@@ -31,7 +33,7 @@ from stepscope.comparison.profile import (
 )
 from stepscope.comparison.verdicts import margin
 from stepscope.model import Diagnosis, Finding
-from stepscope.model.comparison import Change, Measure
+from stepscope.model.comparison import Change, Left, Measure, Version
 from stepscope.model.views import Diff
 
 MAX_ROWS = 200  # of a kind; the rest are smaller than all of these
@@ -55,6 +57,8 @@ Pair = tuple[Amounts, Amounts]  # (baseline, candidate)
 Finder = tuple[str, str | None, str | int | None]  # what a finding is matched by: rule, file, function (else line)
 Found = dict[Finder, list[tuple[Finding, str | None]]]  # in each run that has it, with its file as it is shown
 NOTHING = Amount(0.0)
+OF_A_MACHINE = frozenset({LOAD})  # what no fix changes
+SOURCE = "source"
 
 
 def changes(
@@ -408,3 +412,65 @@ def _variance(amount: Amount, other: Amount) -> float:
         return amount.value**2 / amount.samples
     # nothing was seen here: one sample could have been missed, and is worth what it is on the other side
     return (other.value / other.samples) ** 2 if other.samples else 0.0
+
+
+# --------------------------------------------------------------------------------------- one script through its fixes
+
+
+def versions(profiles: Iterable[Profile]) -> tuple[Version, ...]:
+    """One script through its fixes: runs in the order in which they started, each with what was changed since the one
+    before, and which findings are left.
+
+    One run of each cannot tell a small change of the step time from chance; `compare` can, of several.
+    """
+    ordered = sorted(profiles, key=lambda one: (one.started_ns or 0, one.path))
+    found: list[Version] = []
+    for before, one in zip([None, *ordered], ordered, strict=False):
+        version = _alone(one)
+        found.append(version if before is None else _after(version, found, before, one))
+    return tuple(found)
+
+
+def _alone(one: Profile) -> Version:
+    measure = one.measured.measure if one.measured is not None else None
+    findings = one.diagnosis.findings if one.diagnosis is not None else ()
+    return Version(
+        label=one.label,
+        path=one.path,
+        started_ns=one.started_ns,
+        mean_ms=measure.mean_ms if measure is not None else None,
+        samples_per_second=measure.samples_per_second if measure is not None else None,
+        findings=tuple(Left(each.rule, each.title, each.cost_ms_per_step) for each in findings),
+    )
+
+
+def _after(version: Version, earlier: Sequence[Version], before: Profile, one: Profile) -> Version:
+    changed = environment_changes([before.environment], [one.environment])
+    floor = thresholds.THRESHOLD * min((each for each in (version.mean_ms, earlier[-1].mean_ms) if each), default=0.0)
+    of_findings = finding_changes([before], [one], floor)[0]
+    first = next((each.mean_ms for each in earlier if each.mean_ms), None)
+    return replace(
+        version,
+        ratio=_ratio(version.mean_ms, earlier[-1].mean_ms),
+        of_first=_ratio(version.mean_ms, first),
+        changed=(*_sources(before, one), *(each for each in changed if each.name not in OF_A_MACHINE)),
+        new=tuple(each.name for each in of_findings if each.status == NEW),
+        gone=tuple(each.name for each in of_findings if each.status == GONE),
+    )
+
+
+def _ratio(after: float | None, before: float | None) -> float | None:
+    return after / before if after is not None and before else None
+
+
+def _sources(before: Profile, one: Profile) -> Iterator[Change]:
+    """The user's files that are not what they were; None where one of the runs did not keep what its files held."""
+    sides = []
+    for each in (before, one):
+        name = relative_to(each.roots)
+        sides.append({name(file): told for file, told in each.source_files.hashes.items()})
+    ours, theirs = sides
+    for file in sorted({*ours, *theirs}) if ours and theirs else ():
+        if ours.get(file) != theirs.get(file):
+            status = NEW if file not in ours else GONE if file not in theirs else CHANGED
+            yield Change(SOURCE, file, ours.get(file), theirs.get(file), None, "", status, file)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct
-
 from stepscope.diagnose import compile
 from stepscope.diagnose.compile import (
     AMORTISED,
@@ -240,18 +238,11 @@ def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
     )
 
 
-class Reads(Struct, frozen=True):
-    """Device-to-host transfers of a backend. `fallback_ms` and `fallback_count` are what operators on the host need."""
+def reads(backend: Backend) -> tuple[float | None, int, float, int, str]:
+    """(ms, number) of transfers from the device, the same of those that operators on the host need, and the source.
 
-    ms: float | None
-    count: int
-    fallback_ms: float
-    fallback_count: int
-    source: str
-
-
-def reads(backend: Backend) -> Reads:
-    """Their time: of the causes where these have one, else of the report's metric."""
+    Their time is that of the causes where these have one, else of the report's metric.
+    """
     facts, found = backend.facts, backend.causes("transfer")
     metrics = [one for one in backend.view.metrics if one.name in _FROM_DEVICE and one.unit == "ms"]
     metrics = metrics if facts.backend == XLA else []
@@ -267,7 +258,7 @@ def reads(backend: Backend) -> Reads:
     items = sum(cause.count for cause in found if cause.operator == READ_ITEM)
     forced = max(0, count - items) if items <= count else round(count * calls / (calls + items))
     forced = min(count, forced) if calls else 0
-    return Reads(spent, count, (spent or 0.0) * forced / count if count else 0.0, forced, source)
+    return spent, count, (spent or 0.0) * forced / count if count else 0.0, forced, source
 
 
 def transfer_losses(backend: Backend) -> Iterator[Loss]:
@@ -278,12 +269,12 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
     facts = backend.facts
     if facts.backend == GPU:
         return
-    seen = reads(backend)
-    own, rate = (seen.ms or 0.0) - seen.fallback_ms, (seen.count - seen.fallback_count) / backend.steps
+    spent, count, fallback_ms, fallback_count, source = reads(backend)
+    own, rate = (spent or 0.0) - fallback_ms, (count - fallback_count) / backend.steps
     # in steps after warm-up, among those in which anything happened
     late_steps = [point.transfers for point in backend.view.points if point.step >= TRANSFERS.warmup_steps]
     late_rate = sum(late_steps) / len(late_steps) if late_steps else 0.0
-    if seen.ms is None or not (rate > TRANSFERS.per_step or late_rate > TRANSFERS.late_per_step):
+    if spent is None or not (rate > TRANSFERS.per_step or late_rate > TRANSFERS.late_per_step):
         return
     items = sorted(backend.causes("transfer"), key=lambda each: (-(each.total_ms or 0.0), -each.count))
     lines = [cause for cause in items if cause.place is not None]
@@ -293,7 +284,7 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
     after_warm_up = round(late_rate, 2) if late_steps else None
     evidence = (
         fact("transfers from the device per step", round(rate, 2), "transfers", facts.source),
-        ms("time of these transfers", own, seen.source),
+        ms("time of these transfers", own, source),
         fact("transfers per step after warm-up, of steps with any event", after_warm_up, "transfers", facts.source),
         *(
             fact(f"transfers{at_place(cause.place)}", cause.count, "transfers", cause.source or facts.source)
@@ -325,17 +316,11 @@ def unlowered(backend: Backend) -> list[CompilerCause]:
 
 
 def unlowered_losses(backend: Backend) -> Iterator[Loss]:
-    found = unlowered(backend)
-    calls = sum(cause.count for cause in found)
-    if not calls:
-        return
-    seen, compiled = reads(backend), _compile_ms(backend, found)
+    found = sorted(unlowered(backend), key=lambda cause: (-cause.count, cause.operator or ""))
     for dependent in (False, True):
         group = [cause for cause in found if (cause.cause == _DATA_DEPENDENT) is dependent]
-        group.sort(key=lambda cause: (-cause.count, cause.operator or ""))
-        part = sum(cause.count for cause in group) / calls
         if group:
-            yield _unlowered_loss(backend, group, seen, compiled * part, part)
+            yield _unlowered_loss(backend, group, found, dependent=dependent)
 
 
 def _compile_ms(backend: Backend, found: list[CompilerCause]) -> float:
@@ -361,23 +346,23 @@ def _compile_ms(backend: Backend, found: list[CompilerCause]) -> float:
     return at_most * min(1.0, sum(cause.count for cause in cut) / max(1, every - 1))
 
 
-def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, compiled_ms: float, part: float) -> Loss:
+def _unlowered_loss(
+    backend: Backend, group: list[CompilerCause], found: list[CompilerCause], *, dependent: bool
+) -> Loss:
+    """Of what all of them cost, the part of a group is that of its calls."""
     facts, shown_at_most = backend.facts, UNLOWERED.operators_shown
+    part = sum(cause.count for cause in group) / max(1, sum(cause.count for cause in found))
+    spent, _, fallback_ms, _, read_from = reads(backend)
+    transfers_ms, compiled_ms = fallback_ms * part, _compile_ms(backend, found) * part
     operators = list(dict.fromkeys(clipped(cause.operator or "an operator", 60) for cause in group))
     more = f" and {len(operators) - shown_at_most} more" if len(operators) > shown_at_most else ""
     names = ", ".join(operators[:shown_at_most]) + more
     often = f"{sum(cause.count for cause in group)} times in {backend.steps} steps"
-    dependent = group[0].cause == _DATA_DEPENDENT
     said = [one for one in backend.view.warnings if one.backend == facts.backend and one.rule == "not_lowered"]
-    transfers_ms = None if seen.ms is None else seen.fallback_ms * part
+    calls = [(f"calls of {one.operator or 'an operator'} on the host", one) for one in group[:shown_at_most]]
     evidence = (
-        *(
-            fact(
-                f"calls of {one.operator or 'an operator'} on the host", one.count, "calls", one.source or facts.source
-            )
-            for one in group[:shown_at_most]
-        ),
-        ms("their transfers from the device", transfers_ms, seen.source),
+        *(fact(metric, one.count, "calls", one.source or facts.source) for metric, one in calls),
+        ms("their transfers from the device", None if spent is None else transfers_ms, read_from),
         ms("compiling the graphs they cut", compiled_ms, facts.source),
         *(fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]),
     )
@@ -386,14 +371,14 @@ def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, c
     cut = [cause for cause in cut if cause.cause in ("read_value", "unlowered") and cause.place]
     return backend.loss(
         "compile.unlowered",
-        seen.fallback_ms * part + compiled_ms,
+        transfers_ms + compiled_ms,
         group,
         floor=0.0,
         compile_ms=compiled_ms,
         title=f"Results of data-dependent size cut the graph: {names}, {often}"
         if dependent
         else f"Op(s) not lowered: {names} run on the host, {often}",
-        levels=(backend.confidence([]), *(("medium",) if seen.ms is None else ())),
+        levels=(backend.confidence([]), *(("medium",) if spent is None else ())),
         where=places(group if any(cause.place for cause in group) else cut),
         evidence=evidence,
         fix="Keep every size fixed: torch.where or a mask multiplied in instead of nonzero, masked_select, unique and "
@@ -490,34 +475,29 @@ AGAIN = Need(
 )
 BREAKS = Need("graph breaks", _any_backend(lambda facts: facts.graph_breaks is not None))
 
-ON_COMPILERS = (
-    *(
-        _rule(name, TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, AGAIN, learn=LEARN_TORCH)
-        for name in (compile.LIMIT_HIT, "compile.close_to_limit", "compile.same_cause", "compile.recompiles")
+_TORCH_TIMES = (TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES)
+# rule: what it needs, and where to read on
+_RULES: dict[str, tuple[tuple[Need[bool], ...], str]] = {
+    **dict.fromkeys(
+        (compile.LIMIT_HIT, "compile.close_to_limit", "compile.same_cause", "compile.recompiles"),
+        ((*_TORCH_TIMES, AGAIN), LEARN_TORCH),
     ),
-    *(
-        _rule(name, COMPILED, STEP_TIMES, COMPILE_TIMES)
-        for name in ("compile.too_frequent", "compile.storm", "compile.late", "compile.share", "compile.slow")
+    **dict.fromkeys(
+        ("compile.too_frequent", "compile.storm", "compile.late", "compile.share", "compile.slow"),
+        ((COMPILED, STEP_TIMES, COMPILE_TIMES), ""),
     ),
-    _rule(
-        "compile.graph_break",
-        TORCH_COMPILE,
-        STEP_TIMES,
-        COMPILE_TIMES,
-        BREAKS,
-        learn="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html",
+    "compile.graph_break": (
+        (*_TORCH_TIMES, BREAKS),
+        "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html",
     ),
-    _rule("compile.unlowered", TORCH_XLA, STEP_TIMES),
-    _rule(
-        "transfer.device_to_host",
-        TRANSFERRED,
-        STEP_TIMES,
-        learn="https://docs.pytorch.org/xla/master/learn/xla-advanced.html",
+    "compile.unlowered": ((TORCH_XLA, STEP_TIMES), ""),
+    "transfer.device_to_host": (
+        (TRANSFERRED, STEP_TIMES),
+        "https://docs.pytorch.org/xla/master/learn/xla-advanced.html",
     ),
-    _rule(
-        "compute.execution_slow",
-        TORCH_XLA,
-        STEP_TIMES,
-        learn="https://docs.pytorch.org/xla/release/r2.7/learn/troubleshoot.html",
+    "compute.execution_slow": (
+        (TORCH_XLA, STEP_TIMES),
+        "https://docs.pytorch.org/xla/release/r2.7/learn/troubleshoot.html",
     ),
-)
+}
+ON_COMPILERS = tuple(_rule(name, *needs, learn=learn) for name, (needs, learn) in _RULES.items())

@@ -118,16 +118,14 @@ class ProfiledLoss(Struct, frozen=True):
         *,
         title: str,
         evidence: Iterable[Known],
-        fix: str,
         caveat: str,
-        falsified_by: str,
-        tries: tuple[Try, ...] = (),
         cost_ns: float | None = None,
         ceiling_ns: float | None = None,
         most: str = "high",
         what_if: str | None = None,
+        **said: Any,
     ) -> Claim:
-        """The claim on it. `most` bounds the confidence.
+        """The claim on it, with what else a claim says. `most` bounds the confidence.
 
         `ceiling_ns` is by subtraction. What it is above the cost is more than the loss itself and comes on top of what
         a replay without the loss saves, unless `what_if` names a replay of all of it.
@@ -161,10 +159,8 @@ class ProfiledLoss(Struct, frozen=True):
                 *evidence,
                 *(gain.evidence if gain is not None else ()),
             ),
-            fix=fix,
             caveat=f"{one_step}{caveat} {replay_caveat}".strip(),
-            falsified_by=falsified_by,
-            tries=tries,
+            **said,
         )
 
 

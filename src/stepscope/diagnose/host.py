@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from stepscope.diagnose import gains
+from stepscope.diagnose.communication import small_lines
 from stepscope.diagnose.machine import asked_for
 from stepscope.diagnose.needless_work import told_places
-from stepscope.diagnose.ranks import small_lines
 from stepscope.diagnose.rule import (
     CAUSES,
     CONFIDENCE,

@@ -1,54 +1,45 @@
-"""Ranks that wait for one of them, and communication itself: many small collectives, exposed ones, slow backends.
+"""Ranks that wait for one of them, of few or of a thousand, and the job that hangs because some never come.
 
 A rank is slow because it works longer on equal batches, or because its batches are larger. The cost is what the others
 wait, measured in the phases in which nobody waits: how much longer the slowest rank works there than the median of the
-others. It counts as far as the others are that much longer in the exchange. DataParallel, one process that copies the
-model to all devices in every step, is a rule here too.
+others. It counts as far as the others are that much longer in the exchange. Of many ranks
+reduced tables tell, by a verdict on all of them. A hang is no loss of a step: a risk, and the first thing to know.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stepscope.diagnose import gains
-from stepscope.diagnose.device import DEVICE_WORK, TRACED, ProfiledLoss, loss_rule, profiled_losses, profiled_step_ms
-from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
 from stepscope.diagnose.rule import (
-    ON_DEVICE,
     STEPS,
     Claim,
     Known,
     Need,
     Thresholds,
     accelerator,
-    always,
+    advice,
     at,
     at_place,
-    bare,
     clip_share,
+    distinct,
     figure,
     figures,
     lowest,
     ms,
-    overviews,
+    risk_rule,
     rule,
     sampled_confidence,
     shown,
-    spot,
-    traced_confidence,
-    traces_source,
 )
-from stepscope.model import Analysis, Evidence, Interval, Place, StepFacts
-from stepscope.model import device_losses as kinds
+from stepscope.model import Analysis, Finding, Interval, Place, Risk, StepFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import RanksFacts
-from stepscope.model.trace import SpanRef
-from stepscope.model.views import DEVICE, HOST, Overview, WorkerShare
+from stepscope.model.ranks import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK, Straggler
+from stepscope.model.views import WorkerShare
 
 
 class RANKS(Thresholds):
@@ -68,24 +59,6 @@ class RANKS(Thresholds):
     ranks_shown: int = 4
 
 
-class COLLECTIVES(Thresholds):
-    exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
-    waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
-    small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
-    calls: int = 10  # per step; buckets of the smallest models and a few reduced metrics are fewer; chosen, untuned
-    sync_batch_norms: float = 20  # layers per step, from which Ascend's msprof-analyze advises to have fewer
-    steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
-    kinds_shown: int = 3
-
-
-CALLED = Need(
-    "a profiler window or trace with collectives",
-    lambda a: a.views.communication if a.views is not None else (),
-    traced=always,
-)
-COMMUNICATES = Need(
-    "several ranks", lambda a: len(a.run.ranks) > 1 or (a.run.world_size or 1) > 1 or CALLED.present(a), quiet=True
-)
 SEVERAL_RANKS = Need(  # of many, some are read beside the verdict on all (`many_ranks`), and prove nothing alone
     "several ranks", lambda a: len(a.run.ranks) > 1 and a.many_ranks is None, quiet=True
 )
@@ -93,9 +66,6 @@ RANK_STEPS = Need("steady steps of every rank, with their phases", lambda a: a.r
 RANK_SAMPLES = Need(
     "the samples of every rank's steps",
     lambda a: a.ranks is not None and all(work.samples is not None for work in a.ranks.ranks),
-)
-EXPOSURE = Need(  # what hides communication: work of devices, or operators where ranks train on processors
-    "a profiler trace with device work", lambda a: DEVICE_WORK.present(a) or not ON_DEVICE.present(a)
 )
 _RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 LEARN = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
@@ -216,12 +186,7 @@ def _lines(analysis: Analysis, late: _Late, from_input: bool) -> tuple[Place, ..
     if from_input and loader is not None:
         found = found or [Place(line.file, line.line, line.function) for line in loader.entries or loader.lines]
         found += [loader.site] if loader.site is not None else []
-    return _distinct(found)[: RANKS.lines_shown]
-
-
-def _distinct(places: list[Place]) -> tuple[Place, ...]:
-    """Each line once, in the order of their last."""
-    return tuple({spot(place): place for place in reversed(places)}.values())[::-1]
+    return distinct(found)[: RANKS.lines_shown]
 
 
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
@@ -300,7 +265,7 @@ def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
     found = [site.place for site in analysis.sites if site.what == "DataLoader" and site.via is None and site.place]
     if not found and analysis.loader is not None and analysis.loader.site is not None:
         found.append(analysis.loader.site)
-    where = _distinct(found)[: RANKS.lines_shown]
+    where = distinct(found)[: RANKS.lines_shown]
     known = [(work.rank, work.samples) for work in ranks.ranks[: RANKS.ranks_shown] if work.samples is not None]
     counts = ", ".join(f"rank {rank}: {samples:.0f}" for rank, samples in known)
     more = " …" if len(ranks.ranks) > RANKS.ranks_shown else ""
@@ -350,7 +315,7 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     # the transfer in a step of that rank, from traces of several ranks: waiting for another is no part of it
     transfers = [
         share.transferring_ns / 1e6
-        for share in _workers(analysis)
+        for share in workers_of(analysis)
         if share.span.rank == slowest.rank and share.transferring_ns is not None
     ]
     transfer = sum(transfers) / len(transfers) if transfers else 0.0
@@ -361,338 +326,176 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     return cost, most, "high" if transfers else "medium"
 
 
-class _Small(Struct, frozen=True):
-    """The small collectives of one span, per step. `kept_ns` is what the same bytes take in one call."""
-
-    span: SpanRef
-    calls: float
-    bytes: float
-    exposed_ns: float
-    kept_ns: float
-    step_ns: float
-    steps: int
-    name: str  # of the kind with most time
-    largest: int
-
-
-@rule("communication.many_small_collectives", COMMUNICATES, CALLED, learn=LEARN)
-def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
-    spans = list(_small(analysis))
-    if not spans:
-        return
-    alone, step_ns, kept, calls, size = (
-        sum(values) / len(spans)
-        for values in zip(*((s.exposed_ns, s.step_ns, s.kept_ns, s.calls, s.bytes) for s in spans), strict=True)
-    )
-    most = max(spans, key=lambda one: (one.exposed_ns, one.span.rank))
-    where, measured = _line(analysis, most.name)
-    step_ms = profiled_step_ms(analysis, step_ns)
-    # Calls cost Python, too, and a window slows Python down: sampled stacks of steady steps know better.
-    all_ms = measured if measured is not None else alone / step_ns * step_ms
-    all_ms = max(0.0, all_ms - straggler_ms(analysis))
-    cost = all_ms * (1.0 - min(1.0, kept / alone))
-    lines = {spot(place) for place in where}
-    around = [loop.ms_per_step for loop in analysis.loops or () if spot(loop.place) in lines]  # it goes with the calls
-    source = _spans_source(one.span for one in spans)
-    evidence = [
-        figure("small collectives per step", calls, "calls", source, 1),
-        Evidence("mean message", round(size / calls), "bytes", source),
-        Evidence("largest small message", max(one.largest for one in spans), "bytes", source),
-        ms("small collectives that nothing hides, per step", alone / 1e6, source),
-        ms("the same bytes at the best rate seen, in one call", kept / 1e6, source),
-        ms("mean profiled step", step_ns / 1e6, source),
-        ms("time at that line, per steady step", measured, "sampled stacks"),
-    ]
-    yield Claim(
-        title=f"{calls:.0f} small collectives per step, {_size(size / calls)} each on average{at(*where)}: their "
-        "number costs more than their bytes",
-        step_ms=step_ms,
-        cost_ms=cost,
-        ceiling_ms=max(all_ms, max(around, default=0.0)),
-        levels=(
-            traced_confidence(most.steps, COLLECTIVES.steps_for_high, "high" if measured is not None else "medium"),
-        ),
-        where=where,
-        ranks=tuple(sorted({one.span.rank for one in spans})),
-        evidence=evidence,
-        fix="Send one message instead of many: DistributedDataParallel gathers gradients in buckets and sends them "
-        "during the backward pass; by hand, flatten the tensors into one (torch.cat of their flattened values), "
-        "reduce that, and copy the parts back",
-        caveat="The flat copy takes memory for all messages together, and copying it takes a little time.",
-        falsified_by="With all tensors flattened into one message per step, the mean step does not get shorter",
-        explains=tuple(exposed.id_of(claim) for claim in exposed.judge(analysis)),
-    )
-
-
-def small_lines(analysis: Analysis) -> tuple[Place, ...]:
-    """The lines of what `many_small_collectives` reports: no other rule tells their time again."""
-    return tuple(place for claim in many_small_collectives.judge(analysis) for place in claim.where)
-
-
-def _small(analysis: Analysis) -> Iterator[_Small]:
-    """Spans with many small calls per step whose bytes would take one call notably less."""
-    for overview in overviews(analysis):
-        rows = [row for row in CALLED.find(analysis) or () if row.span == overview.span]
-        small = [row for row in rows if row.message_bytes is not None and row.message_bytes < COLLECTIVES.small_bytes]
-        steps = len(overview.steps)
-        if not small or not steps or not overview.has_steps:
-            continue
-        best = max(((row.message_bytes or 0) / row.min_ns for row in rows if row.min_ns > 0), default=0.0)
-        total = sum((row.message_bytes or 0) * row.calls for row in small) / steps
-        times: Counter[str] = Counter()
-        for row in small:
-            times[row.name] += row.total_ns
-        one = _Small(
-            span=overview.span,
-            calls=sum(row.calls for row in small) / steps,
-            bytes=total,
-            exposed_ns=sum(row.exposed_ns for row in small) / steps,
-            kept_ns=min(row.min_ns for row in small) + (total / best if best > 0 else 0.0),
-            step_ns=overview.wall.mean_ns,
-            steps=steps,
-            name=max(times, key=lambda name: (times[name], name)),
-            largest=max(row.message_bytes or 0 for row in small),
-        )
-        if one.calls >= COLLECTIVES.calls and one.exposed_ns > one.kept_ns and one.step_ns > 0:
-            yield one
-
-
-def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | None]:
-    """The user's line that calls most collectives of this kind ("" for any), and its sampled ms in a steady step, where
-    known."""
-    letters = "".join(filter(str.isalpha, name))
-    operators = [
-        (row, row.place)
-        for row in (analysis.views.operators if analysis.views is not None else ())
-        if row.name.startswith("c10d::") and letters in row.name.replace("_", "") and row.place is not None
-    ]
-    if not operators:
-        return (), None
-    most, place = max(operators, key=lambda pair: (pair[0].calls_per_step or 0.0, pair[0].calls, pair[0].name))
-    for line in analysis.stacks.hot_lines if analysis.stacks is not None else ():
-        inside = "/torch/distributed/" in f"/{line.library_leaf or ''}"
-        # where only the function is known, its line that samples saw in a collective
-        same = line.line == place.line if most.place_exact else bare(line.function) == bare(place.function or "")
-        if line.file == place.file and same and inside and line.role == "rank":
-            return (replace(place, line=line.line),), line.ms_per_step
-    return (place,), None
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024 or unit == "MiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if count >= 10 or unit == "bytes" else f"{count:.1f} {unit}"
-
-
-_EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
-
-
-@rule("communication.exposed", COMMUNICATES, EXPOSURE, CALLED, learn=LEARN)
-def exposed(analysis: Analysis) -> Iterator[Claim]:
-    """A run does nothing but communicate in more than a tenth of the step.
-
-    On devices that is what their kernels tell; of ranks that train on processors, collectives of gloo or MPI beside
-    which no operator computes. What DataParallel does is told there.
-    """
-    runs: dict[str, list[Overview]] = defaultdict(list)
-    told = {seen.losses.run for seen in profiled_losses(analysis, kinds.DATA_PARALLEL)}
-    for one in _communicating(analysis):
-        if one.span.run not in told:
-            runs[one.span.run].append(one)
-    for run, found in sorted(runs.items()):
-        yield from _exposed(analysis, run if len(runs) > 1 else "", found)
-
-
-def exposed_share(analysis: Analysis) -> float:
-    """The part of profiled steps in which nothing but communication happens, mean over ranks; 0 without collectives.
-
-    Waiting for other ranks, where it is known, is left out: that somebody waits explains nothing.
-    """
-    found = _communicating(analysis)
-    if not found:
-        return 0.0
-    waiting = _waiting(analysis, {one.span for one in found}) or 0.0
-    return (1.0 - waiting) * sum(one.parts[_EXPOSED[one.basis]].share for one in found) / len(found)
-
-
-def _communicating(analysis: Analysis) -> list[Overview]:
-    called = {row.span for row in CALLED.find(analysis) or ()}
-    found = [one for one in overviews(analysis) if _EXPOSED[one.basis] in one.parts]
-    return [one for one in found if one.basis == DEVICE or one.span in called]
-
-
-def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Claim]:
-    exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in found) / len(found)
-    step_ns = sum(one.wall.mean_ns for one in found) / len(found)
-    step_ms = profiled_step_ms(analysis, step_ns)
-    spans = {one.span for one in found}
-    waiting = _waiting(analysis, spans)
-    on_host = all(one.basis == HOST for one in found)
-    most = share = clip_share(exposed_ns, step_ns)
-    if on_host:
-        # Ranks that share a machine's cores wait for each other by turns, whatever they send. A window slows Python and
-        # operators down, and hardly what crosses between processes.
-        told = straggler_ms(analysis) if waiting is None else waiting * share * step_ms
-        share = clip_share(share * step_ms - told, step_ms)
-        most = clip_share(exposed_ns / 1e6, step_ms)
-    if share < COLLECTIVES.exposed:
-        return
-    rows = [row for row in CALLED.find(analysis) or () if row.span in spans]
-    times: Counter[str] = Counter()
-    for row in rows:
-        times[row.name] += row.exposed_ns
-    names = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
-    steps = max(1, sum(len(one.steps) for one in found))
-    name, source = found[0].span.run, _spans_source(spans)
-    layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
-    late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
-    gain = replayed(analysis, name, kinds.COLLECTIVES)
-    known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
-    in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
-    yield Claim(
-        title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
-        + (f" ({names[0]})" if names else "")
-        + (f" of {run}" if run else ""),
-        step_ms=step_ms,
-        cost_ms=share * step_ms,
-        ceiling_ms=max(most, gain.share if gain is not None else 0.0) * step_ms,
-        levels=(_steps_confidence(found, not on_host), "high" if waiting is not None else "medium"),
-        where=_line(analysis, names[0])[0] or _line(analysis, "")[0] if on_host and names else (),
-        key=Place(run, None) if run else None,
-        ranks=tuple(sorted({span.rank for span in spans})),
-        evidence=(
-            ms("communication that nothing hides, per step", exposed_ns / 1e6, source),
-            ms("mean profiled step", step_ns / 1e6, source),
-            *figures(source, ("collectives per step", sum(row.calls for row in rows) / steps or None, "calls", 1)),
-            *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in names[: COLLECTIVES.kinds_shown]),
-            figure("waiting for other ranks, of all communication", waiting, "fraction", source, 4),
-            figure("rank that came last where others waited longest", late, "rank", source, 0),
-            figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),
-            *(gain.evidence if gain is not None else ()),
-        ),
-        fix=exposed_fix(waiting, layers),
-        caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
-        falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
-        "batch), the mean step does not get shorter",
-    )
-
-
-def _workers(analysis: Analysis) -> tuple[WorkerShare, ...]:
+def workers_of(analysis: Analysis) -> tuple[WorkerShare, ...]:
     view = analysis.views.distributed if analysis.views is not None else None
     return view.workers if view is not None else ()
 
 
-def _waiting(analysis: Analysis, spans: set[SpanRef]) -> float | None:
-    """The part of matched communication that is waiting for other ranks."""
-    shares = [share for share in _workers(analysis) if share.span in spans]
-    wait = sum(share.synchronizing_ns or 0 for share in shares)
-    move = sum(share.transferring_ns or 0 for share in shares)
-    return wait / (wait + move) if wait + move > 0 else None
+class MANY_RANKS(Thresholds):
+    persistent: float = 0.8  # of the steps: TraceML names a cause from as much coverage on
+    steps_for_high: int = 20  # as TraceML asks for to call a difference critical
+    floor: float = 0.04  # of the step: below it Holmes loses the signal (slower by 1.04)
+    floor_persistent: float = 0.01  # of one that is late in nearly every step, as the verdict names it
+    named: int = 4  # ranks in a title
 
 
-def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if view is None or not any(share.span in spans for share in view.workers):
-        return None
-    rows = [row for row in view.collectives if row.last_rank is not None]
-    return max(rows, key=lambda row: (row.synchronizing_ns * row.calls, row.name)).last_rank if rows else None
+REDUCED = Need("reduced tables of many ranks", lambda a: a.many_ranks, quiet=True)
+JUDGED = Need(
+    "enough in the reduced tables to judge by: 20 steps of several ranks, and windows where ranks form a pipeline",
+    lambda a: a.many_ranks if a.many_ranks is not None and a.many_ranks.verdict != "not_enough" else None,
+)
+MEAN_STEP = Need("the mean step", lambda a: a.many_ranks.step_ms if a.many_ranks is not None else None)
 
 
-def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
-    """By the part of it that is waiting for other ranks, None where unknown, and SyncBatchNorm layers per step."""
-    text = (
-        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
-        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
-        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
-    )
-    if waiting is None:
-        text += ". Record two ranks or more to see what of it is waiting for a slower rank"
-    elif waiting >= COLLECTIVES.waiting:
-        text = f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {text}"
-    if sync_batch_norms > COLLECTIVES.sync_batch_norms:
-        text += (
-            f". {sync_batch_norms:.0f} SyncBatchNorm layers exchange statistics forward and backward, and nothing can "
-            "hide it: keep them only where a rank's batch is too small for statistics of its own"
+@rule("communication.late_ranks", REDUCED, JUDGED, MEAN_STEP, learn=LEARN)
+def late_ranks(analysis: Analysis) -> Iterator[Claim]:
+    verdict, step_ms = JUDGED.of(analysis), MEAN_STEP.of(analysis)
+    source = f"reduced tables of {things(verdict.ranks, 'rank')}, {things(verdict.steps, 'step')}"
+    absent = len(verdict.missing or ())
+    for late in verdict.stragglers:
+        sure = late.share_of_steps >= MANY_RANKS.persistent and verdict.steps >= MANY_RANKS.steps_for_high
+        yield Claim(
+            title=_title(late),
+            step_ms=step_ms,
+            cost_ms=late.cost_ms,
+            floor=MANY_RANKS.floor_persistent if sure else MANY_RANKS.floor,
+            levels=("high" if sure else "medium", *(("medium",) if absent or late.cause == "unknown" else ())),
+            where=(late.place,) if late.place is not None else (),
+            key=f"{late.kind} {late.cause} {late.ranks[:1]} {late.stage} {late.group}",
+            ranks=late.ranks,
+            evidence=(
+                ms("shorter step without it, the steps played again", late.cost_ms, source),
+                figure("steps in which it came last", late.share_of_steps, "fraction", source, 3),
+                figure("ranks of the job that were not judged", absent or None, "count", source, 0),
+                *late.evidence,
+            ),
+            fix=advice("late_ranks", late.cause).format(at_place(late.place)),
+            caveat=f"The cause is known by {late.cause_source}."
+            if late.cause != "unknown"
+            else "What it was busy with was not recorded: record stacks and telemetry, and windows on all ranks.",
+            falsified_by=_falsified(late),
         )
-    return text
 
 
-def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if waiting is None:
-        return "One rank's trace does not tell a transfer from waiting for another rank."
-    if view is not None and view.missing_ranks:
-        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
-    return "Compressed gradients change the numbers; larger buckets take memory."
+def _who(late: Straggler) -> str:
+    if late.kind == "stage":
+        return f"Pipeline stage {late.stage}"
+    if late.kind == "host" or (late.kind == "link" and late.hosts):
+        return f"Host {late.hosts[0]}"
+    if late.kind == "link":
+        return f"Group {late.group}"
+    ranks = ", ".join(map(str, late.ranks[: MANY_RANKS.named]))
+    more = f" and {len(late.ranks) - MANY_RANKS.named} more" if len(late.ranks) > MANY_RANKS.named else ""
+    host = f" (host {late.hosts[0]})" if len(late.hosts) == 1 else ""
+    return f"Rank{'s' if len(late.ranks) > 1 else ''} {ranks}{more}{host}"
 
 
-@rule(
-    "communication.gloo_on_gpu",
-    COMMUNICATES,
-    *TRACED,
-    CALLED,
-    learn="https://docs.pytorch.org/docs/stable/distributed.html#backends",
+_DOES = {
+    "data": "waits for its data",
+    "python": "works in Python",
+    "gc": "collects garbage",
+    "compute": "computes",
+    "clock": "computes at a lower clock",
+    "memory": "waits for memory",
+    "other_processes": "shares its cores or device with other processes and works",
+    "sequence_length": "gets longer sequences and computes",
+    "stage": "computes",
+    "link": "transfers",
+    "unknown": "works",
+}
+_CAUSE = {
+    "data": "waiting for data",
+    "python": "work in Python",
+    "gc": "Python's garbage collections",
+    "compute": "slower computing",
+    "clock": "lower clocks",
+    "memory": "waiting for memory",
+    "other_processes": "other processes",
+    "checkpoint": "a checkpoint",
+    "sequence_length": "longer sequences",
+    "stage": "a heavier stage",
+    "link": "slower transfers",
+    "unknown": "an unknown cause",
+}
+
+
+def _title(late: Straggler) -> str:
+    amount, line = f"{late.cost_ms:,.1f} ms a step", at(late.place)
+    if late.kind == "rotating":
+        return f"Another rank is late in each step, by {_CAUSE[late.cause]}{line}: all wait {amount}"
+    if late.kind == "global":
+        return f"All ranks are slow together in some steps, by {_CAUSE[late.cause]}{line}: {amount} in the mean"
+    if late.kind == "stage":
+        return f"{_who(late)} has more work than the others{line}: they wait {amount} for it"
+    does = _DOES.get(late.cause, _DOES["unknown"])
+    if len(late.ranks) > 1 and late.kind == "rank":
+        does = " ".join(_PLURAL.get(word, word) for word in does.split(" "))
+    return f"{_who(late)} {does} {late.excess_ms:,.1f} ms longer a step than its peers{line}: all wait {amount} for it"
+
+
+_PLURAL = {
+    "waits": "wait", "its": "their", "works": "work", "collects": "collect", "computes": "compute",
+    "shares": "share", "gets": "get", "transfers": "transfer",
+}  # fmt: skip
+
+
+def _falsified(late: Straggler) -> str:
+    if late.kind == "stage":
+        return "With layers moved from that stage to the others, the mean step does not get shorter"
+    if late.kind in ("rotating", "global"):
+        return f"Without {_CAUSE[late.cause]}, the mean step does not get shorter"
+    if late.kind in ("host", "link"):
+        return "With another host in its place, the mean step does not get shorter"
+    return "With that work left out, or the rank on another device, the mean step does not get shorter"
+
+
+LEARN_RECORDER = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
+NAMED = 4  # ranks in a title
+HANG = Need(
+    "dumps of flight recorders or a report of NCCL RAS",
+    lambda a: a.hang if a.hang is not None and a.hang.causes else None,
+    quiet=True,
 )
-def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
-    on_device = {one.span: one for one in overviews(analysis) if one.basis == DEVICE}
-    rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in on_device]
-    if not rows:
-        return
-    used = [on_device[span] for span in {row.span for row in rows}]
-    steps = max(1, sum(len(one.steps) for one in used))
-    lost_ms = sum(row.exposed_ns for row in rows) / steps / 1e6
-    step_ns = sum(one.wall.mean_ns for one in used) / len(used)
-    share = clip_share(lost_ms, step_ns / 1e6)
-    step_ms = profiled_step_ms(analysis, step_ns)
-    source = _spans_source(row.span for row in rows)
-    yield Claim(
-        title=f"Ranks with GPUs exchange by gloo, through the host's memory: {lost_ms:.1f} ms per step in which no "
-        "GPU computes",
-        step_ms=step_ms,
-        cost_ms=share * step_ms,
-        levels=(_steps_confidence(used, True),),
-        ranks=tuple(sorted({row.span.rank for row in rows})),
-        evidence=(
-            figure("collectives of gloo per step", sum(row.calls for row in rows) / steps, "calls", source, 1),
-            ms("gloo while no device computes, per step", lost_ms, source),
-            ms("mean profiled step", step_ns / 1e6, source),
-        ),
-        fix='init_process_group("nccl"): it moves data from GPU to GPU without the host',
-        caveat="Tensors of the CPU still need gloo: init_process_group('cpu:gloo,cuda:nccl') has both.",
-        falsified_by="With the nccl backend the mean step does not get shorter",
-    )
+_HEADS = {
+    MISSING: "{who} did not come to a call that others wait in",
+    MISMATCH: "{who} made another call than the others",
+    CROSSED: "Groups are entered in different orders and wait for each other",
+    NO_DUMP: "Ranks wait for others of which there is no dump",
+    ENDED: "{who} ended while others wait",
+    STUCK: "A call that all ranks made alike had not ended",
+}
 
 
-@loss_rule(
-    "communication.data_parallel",
-    kinds.DATA_PARALLEL,
-    learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead",
-)
-def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
-    devices = seen.detail("devices")
-    yield seen.claim(
-        title=f"DataParallel copies the model to {devices:.0f} devices and splits and gathers batches in every "
-        f"step: {seen.cost_ms:.1f} ms per step that nothing hides{seen.at}",
-        evidence=(
-            seen.ms("replicating, scattering and gathering with no kernel beside it", seen.loss.ns_per_step),
-            seen.figure("devices", round(devices), "devices"),
-            *seen.parts("of it in {}"),
-        ),
-        fix="Wrap the model in DistributedDataParallel and start one process for each GPU (torchrun): each keeps "
-        "its model, and only gradients are exchanged, during the backward pass",
-        caveat="The cost leaves out that one Python process launches for all devices in turn, and that the first "
-        "device computes the loss alone. Under DistributedDataParallel the batch size is that of one process.",
-        falsified_by="With DistributedDataParallel on the same GPUs and the same total batch the mean step does "
-        "not get shorter",
-    )
-
-
-def _steps_confidence(found: Iterable[Overview], sure: bool) -> str:
-    steps = min(len(one.steps) if one.has_steps else 0 for one in found)
-    return traced_confidence(steps, COLLECTIVES.steps_for_high, "high" if sure else "medium")
-
-
-def _spans_source(spans: Iterable[SpanRef]) -> str:
-    return traces_source(sorted({span.trace or span.process for span in spans}))
+@risk_rule("communication.hang", HANG)
+def hang(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
+    """One risk for each thing that the others wait for."""
+    verdict = HANG.of(analysis)
+    calls = {call.number: call for call in verdict.calls}
+    for cause in verdict.causes:
+        call = calls.get(cause.call or 0)
+        source = f"dumps of {things(verdict.dumps, 'rank')}" if verdict.dumps else "NCCL RAS"
+        names = ", ".join(map(str, cause.ranks[:NAMED])) + (" …" if len(cause.ranks) > NAMED else "")
+        sure = "low" if cause.kind in (STUCK, NO_DUMP) or cause.call is None else "high"
+        doubts = ("medium",) if verdict.disagreements or (verdict.absent and cause.kind != MISMATCH) else ()
+        head = _HEADS[cause.kind].format(who=f"Rank{'s' if len(cause.ranks) > 1 else ''} {names}")
+        waiting = call.waiting if call is not None else None
+        yield hang.risk(
+            f"{cause.kind} {cause.call} {names}",
+            learn=LEARN_RECORDER,
+            title=f"{head}{at(cause.place)}",
+            severity="warning" if cause.kind == STUCK else "critical",
+            confidence=lowest((sure, *doubts)),
+            where=(cause.place,) if cause.place is not None else (),
+            ranks=cause.ranks,
+            evidence=(
+                *figures(
+                    source,
+                    ("ranks that wait in the call", waiting, "count", 0),
+                    ("ranks of its group without a dump", (call.no_dump or None) if call else None, "count", 0),
+                ),
+                figure("open calls that wait for this one or others", len(verdict.calls) or None, "count", source, 0),
+            ),
+            fix=advice("hang", cause.kind),
+            caveat=cause.sentence,
+            falsified_by="With dumps of all ranks written later, the same ranks have come to that call",
+        )

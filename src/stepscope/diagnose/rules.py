@@ -7,14 +7,13 @@ finding: it has no cost, no share and no rank among the losses.
 from __future__ import annotations
 
 from stepscope.diagnose import (
+    communication,
     compiled_run,
     compute,
     device,
-    hang,
     host,
     input,
     machine,
-    many_ranks,
     memory,
     needless_work,
     ranks,
@@ -22,7 +21,7 @@ from stepscope.diagnose import (
 )
 from stepscope.diagnose.rule import Rule
 
-_FILES = (input, host, machine, device, compute, memory, ranks, many_ranks, needless_work)
+_FILES = (input, host, machine, device, compute, memory, ranks, communication, needless_work)
 
 # The order in which rules stand in `docs/findings.md` and abstain; those that are not listed follow, as in their files.
 _ORDER = (
@@ -53,4 +52,4 @@ _ORDER = (
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}
 RULES: tuple[Rule, ...] = tuple(_FOUND[name] for name in dict.fromkeys((*_ORDER, *_FOUND)))
-RISKS = (*hang.RISKS, *memory.RISKS, *training.RISKS)
+RISKS = (ranks.hang, *memory.RISKS, *training.RISKS)

@@ -30,12 +30,12 @@ from statistics import fmean, stdev
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose import compute, device, host, input, machine, ranks
+from stepscope.diagnose import communication, compute, device, host, input, machine, ranks
 from stepscope.diagnose.compile import LIMIT_HIT
 from stepscope.diagnose.device import DEVICE_WORK
 from stepscope.diagnose.input import idle_share, profiled
 from stepscope.diagnose.needless_work import TRAINED
-from stepscope.diagnose.ranks import RANKS, exposed_share
+from stepscope.diagnose.ranks import RANKS
 from stepscope.diagnose.rule import (
     CAUSES,
     ON_DEVICE,
@@ -98,7 +98,7 @@ _CODE = ("host", "io")
 _LOADERS = (input.loader_bound.name, input.prefetch_waves.name)
 _IN_EXPOSED = (
     *(ranks.straggler.name, ranks.unbalanced_work.name),
-    *(ranks.many_small_collectives.name, ranks.gloo_on_gpu.name),
+    *(communication.many_small_collectives.name, communication.gloo_on_gpu.name),
 )
 
 Line = tuple[str, int]
@@ -185,7 +185,7 @@ def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
         return bool({spot(place) for place in cause.where} & {spot(place) for place in symptom.where})
     if pair == (machine.threads_beyond_cores.name, machine.cpu_throttled.name):
         return True  # both count the main thread's wait for a core
-    return symptom.rule == ranks.exposed.name and cause.rule in _IN_EXPOSED
+    return symptom.rule == communication.exposed.name and cause.rule in _IN_EXPOSED
 
 
 def _of_rule(finding: Finding) -> tuple[str, ...]:
@@ -473,11 +473,11 @@ def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequen
     main thread may be kept waiting by it (for the interpreter's lock, for one).
     """
     told = [one.gain_ceiling * train.mean_ms for one in findings if one.category == "communication"]
-    communication = max([exposed_share(analysis) * train.mean_ms, *told])
+    exchange = max([communication.exposed_share(analysis) * train.mean_ms, *told])
     computing = cpu.pool.used_cores if cpu.pool is not None else 0.0
     if cpu.threads is not None and cpu.main_cpu_share is not None:
         computing = min(computing, (cpu.threads - 1) * cpu.main_cpu_share)
-    return cpu.waits_ms_per_step + communication + computing * train.mean_ms
+    return cpu.waits_ms_per_step + exchange + computing * train.mean_ms
 
 
 def _unseen(analysis: Analysis) -> Iterator[str]:

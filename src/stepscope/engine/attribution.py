@@ -15,8 +15,8 @@ import polars as pl
 from msgspec import Struct, field
 
 from stepscope.engine import slice_tree
-from stepscope.engine.slice_names import Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.engine.spans import Base, Span, texts
+from stepscope.engine.user_code import Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
 from stepscope.tables.categories import OPERATORS

@@ -16,11 +16,18 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.slice_names import MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.engine.user_code import TORCH_FILE, UserCode
+from stepscope.engine.user_code import (
+    MODULE_CALL,
+    RECORDER,
+    RECORDER_WRAPPER,
+    TORCH_FILE,
+    UserCode,
+    callee_name,
+    python_frame,
+)
 from stepscope.model import PHASES
 from stepscope.model.counted import things
 from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, window_at

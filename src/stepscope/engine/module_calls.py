@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine.slice_names import MODULE_CALL
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
+from stepscope.engine.user_code import MODULE_CALL
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
 
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there

@@ -16,16 +16,7 @@ DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree end
 
 def nearest_ancestor(parent: Int64, wanted: Bools) -> Int64:
     """For each row the innermost wanted row around it, not itself, `NONE` without one."""
-    around: Int64 = parent.copy()
-    left = np.flatnonzero(around >= 0)
-    for _ in range(DOUBLINGS):  # each pass doubles the way
-        left = left[~wanted[around[left]]]
-        if not len(left):
-            break
-        around[left] = around[around[left]]
-        left = left[around[left] >= 0]
-    around[left] = NONE
-    return around
+    return np.where(parent >= 0, self_or_ancestor(parent, wanted)[parent], NONE).astype(np.int64)
 
 
 def self_or_ancestor(parent: Int64, stop: Bools) -> Int32:

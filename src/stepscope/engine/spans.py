@@ -18,9 +18,8 @@ from msgspec import Struct, field
 
 from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.journal import json_object
-from stepscope.engine.slice_names import Origin, is_annotation
 from stepscope.engine.source_lines import Lines
-from stepscope.engine.user_code import UserCode
+from stepscope.engine.user_code import Origin, UserCode, is_annotation
 from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.read.streams import natural
 from stepscope.read.text import integer

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from stepscope.comparison.outcomes import MEAN
 from stepscope.comparison.verdicts import half_width
 from stepscope.model.comparison import Noise, Outcome
+from stepscope.record.agent.knobs import cpu_text
 from stepscope.record.host import hardware
 from stepscope.schema import Knob
 
@@ -54,9 +55,9 @@ def plan(
     if len(cores) >= LEAST_CORES_TO_LEAVE_ONE:
         # the first core takes most interrupts: leave that one
         used = cores[1:]
-        cpus = hardware.format_cpu_list(sorted(cpu for core in used for cpu in core))
+        cpus = cpu_text(cpu for core in used for cpu in core)
         knobs.append(Knob("cpu.affinity", cpus))
-        left = hardware.format_cpu_list(cores[0])
+        left = cpu_text(cores[0])
         settings.append(("cores", f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left"))
     else:
         few = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
@@ -87,11 +88,13 @@ def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = N
 
     `gpus` are asked of the driver by default.
     """
-    known = hardware.gpu_facts() if gpus is None else gpus
-    if not known:
+    if gpus is None:
+        with hardware.Gpus() as driver:
+            gpus = driver.describe()
+    if not gpus:
         return tuple(_processors(root))
     text = "follow temperature and power; `nvidia-smi --lock-gpu-clocks` needs rights, and runs whose clock was "
-    text += f"held down are flagged ({len(known)} x {known[0].get('name') or UNKNOWN})"
+    text += f"held down are flagged ({len(gpus)} x {gpus[0].get('name') or UNKNOWN})"
     return (*_processors(root), ("GPU clocks", text))
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
-from stepscope.export.collectives import NO_GROUP
-from stepscope.export.survey import Source, numbers
+from stepscope.export.survey import NO_GROUP, Source, numbers
 
 if TYPE_CHECKING:
     from stepscope.engine.clocks import Clocks, Members
@@ -113,48 +113,48 @@ def _moved(host: str, number: int, sources: Sequence[Source], clocks: Clocks, re
     return HostMove(host, ranks, reference, tuple(moved), max(bounds, default=None), reason)
 
 
+_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("owner", "host", "rank", "step", "sequence", "start_ns", "end_ns", "bytes"), pl.Int64),
+    "kind": pl.String,
+    "group": pl.String,
+    "on_device": pl.Boolean,
+}
+
+
 def _members(sources: Sequence[Source], hosts: Sequence[int], steps_of: Steps) -> Members:
     """The collectives of all sources, matched by group and number, else by step, kind and place among these."""
     from stepscope.engine.clocks import Members
 
-    kinds: dict[str, int] = {}
-    groups: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {
-        name: [] for name in Members.__struct_fields__ if name not in ("kinds", "call", "window")
-    }
-    sequences, owners = [], []
-    for at, (source, host) in enumerate(zip(sources, hosts, strict=True)):
-        found = source.collectives
-        if found is None or not found.start:
-            continue
-        names = list(found.names)
-        start = np.array(found.start, np.int64)
-        step = _steps(source, start, np.array(found.correlation, np.int64), steps_of(source))
-        count = len(start)
-        columns["kind"].append(np.array([kinds.setdefault(names[code], len(kinds)) for code in found.kind], np.int64))
-        columns["group"].append(
-            np.array([groups.setdefault(names[code], len(groups)) for code in found.group], np.int64)
-        )
-        columns["step"].append(step)
-        columns["start_ns"].append(start + source.base_ns)
-        columns["end_ns"].append(np.array(found.end, np.int64) + source.base_ns)
-        columns["bytes"].append(np.array(found.bytes, np.int64))
-        columns["on_device"].append(np.array(found.on_device, bool))
-        columns["host"].append(np.full(count, host))
-        columns["rank"].append(np.full(count, source.rank.number))
-        sequences.append(np.array(found.sequence, np.int64))
-        owners.append(np.full(count, at))
-    empty = np.zeros(0, np.int64)
-    table = {name: np.concatenate(parts) if parts else empty for name, parts in columns.items()}
-    sequence = np.concatenate(sequences) if sequences else empty
-    owner = np.concatenate(owners) if owners else empty
-    usable = np.ones(len(sequence), bool)
-    if len(groups) > 1 and NO_GROUP in groups:  # whose a call without a group is, nothing tells where there are several
-        usable = table["group"] != groups[NO_GROUP]
-    call, matched = _matched(table, sequence, owner, np.flatnonzero(usable))
-    table = {name: values[matched] for name, values in table.items()}
-    table["window"] = _windows(call, owner[matched], table["start_ns"], len(sources))
-    return Members(call=call, kinds=tuple(kinds), on_device=table.pop("on_device").astype(bool), **table)
+    parts = [pl.DataFrame(schema=_COLUMNS)]
+    for owner, (source, host) in enumerate(zip(sources, hosts, strict=True)):
+        rows = source.collectives.rows if source.collectives is not None else []
+        if rows:
+            start, end, kind, group, sequence, size, correlation, on_device = zip(*rows, strict=True)
+            starts = np.array(start, np.int64)
+            step = _steps(source, starts, np.array(correlation, np.int64), steps_of(source))
+            whose = {"owner": owner, "host": host, "rank": source.rank.number, "step": step, "sequence": sequence}
+            when = {"start_ns": starts + source.base_ns, "end_ns": np.array(end, np.int64) + source.base_ns}
+            what = {"bytes": size, "kind": kind, "group": group, "on_device": on_device}
+            parts.append(pl.DataFrame(whose | when | what, schema=_COLUMNS))
+    table = pl.concat(parts)
+    if table["group"].n_unique() > 1:  # whose a call without a group is, nothing tells where there are several
+        table = table.filter(pl.col("group") != NO_GROUP)
+    # the library's number, which several kernels of one call share; else the place among those of a kind in the step
+    told, own = pl.col("sequence") >= 0, ("call", "owner")
+    at = pl.when(told).then("sequence").otherwise("step")
+    table = (
+        table.with_columns(call=pl.struct("group", "kind", told=told, at=at).hash(seed=1))
+        .sort("call", "owner", "start_ns", maintain_order=True)
+        .with_columns(place=pl.int_range(pl.len()).over(own), count=pl.len().over(own))
+        # a source that has more or fewer of them than another has other ones: which, nothing tells
+        .filter(pl.col("count").min().over("call") == pl.col("count").max().over("call"))
+        .with_columns(call=pl.struct("call", "place").hash(seed=1))
+    )
+    kinds = table["kind"].unique().sort().to_list()
+    table = table.with_columns(pl.col("call", "kind", "group").rank("dense").cast(pl.Int64) - 1)
+    columns = {name: table[name].to_numpy() for name in Members.__struct_fields__ if name in table.columns}
+    window = _windows(columns["call"], table["owner"].to_numpy(), columns["start_ns"], len(sources))
+    return Members(**columns, window=window, kinds=tuple(kinds))
 
 
 def _steps(source: Source, start: Int64, correlation: Int64, steps: dict[int, tuple[int, int]]) -> Int64:
@@ -172,29 +172,6 @@ def _steps(source: Source, start: Int64, correlation: Int64, steps: dict[int, tu
     begins = np.array([steps[number][0] for number in numbers.tolist()], np.int64)
     place = np.searchsorted(begins, moments, side="right") - 1
     return np.where(place >= 0, numbers[np.maximum(place, 0)], -1)
-
-
-def _matched(table: dict[str, Int64], sequence: Int64, owner: Int64, usable: Int64) -> tuple[Int64, Int64]:
-    """A number for each collective of the usable rows, and the rows that have one."""
-    # the library's number, which several kernels of one call share; else the place among those of a kind in the step
-    told = sequence >= 0
-    key = [table["group"], table["kind"], told, np.where(told, 0, table["step"]), np.where(told, sequence, -1)]
-    _, call = np.unique(np.stack(key)[:, usable], axis=1, return_inverse=True)
-    call, owner, start = call.reshape(-1).astype(np.int64), owner[usable], table["start_ns"][usable]
-    order = np.lexsort((start, owner, call))
-    own = call[order] * (int(owner.max(initial=0)) + 1) + owner[order]
-    begins = np.flatnonzero(np.diff(own, prepend=own[:1] - 1))
-    counts = np.diff(np.append(begins, len(order)))
-    place = np.arange(len(order)) - np.repeat(begins, counts)
-    # a source that has more or fewer of them than another has other ones: which, nothing tells
-    calls = int(call.max(initial=-1)) + 1
-    most, least = np.zeros(calls, np.int64), np.full(calls, len(order) + 1)
-    np.maximum.at(most, call[order[begins]], counts)
-    np.minimum.at(least, call[order[begins]], counts)
-    even = (most == least)[call[order]]
-    rows = order[even]
-    _, numbers = np.unique(np.stack([call[rows], place[even]]), axis=1, return_inverse=True)
-    return numbers.reshape(-1).astype(np.int64), usable[rows]
 
 
 def _windows(call: Int64, owner: Int64, start_ns: Int64, sources: int) -> Int64:

@@ -195,10 +195,23 @@ def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Call
     for rank in ranks:
         processes = distinct(rank.processes)
         if len(ranks) > 1:
-            ordered = sorted(rank.processes, key=lambda pid: _order(rank, pid))
+
+            def order(pid: bytes, rank: Rank = rank) -> tuple[int, int, bytes]:
+                index, value = rank.labels.get(("process_sort_index", pid, b"")), integer(pid)
+                return (index if isinstance(index, int) else LARGEST, LARGEST if value is None else value, pid)
+
+            ordered = sorted(rank.processes, key=order)
             processes = {pid: start + index for index, pid in enumerate(ordered)}
             start += -(-max(1, len(ordered)) // BLOCK) * BLOCK
-        numbers[id(rank)] = _numbered(rank.tracks, processes)
+        threads: dict[bytes, list[bytes]] = defaultdict(list)
+        for pid, tid in rank.tracks:
+            threads[pid].append(tid)
+        places = {
+            (pid, tid): (processes[pid], number)
+            for pid, tids in threads.items()
+            for tid, number in distinct(tids).items()
+        }
+        numbers[id(rank)] = dict(sorted(places.items(), key=lambda item: item[1]))
         yield from _names(rank, numbers[id(rank)], several=len(ranks) > 1)
     text = lru_cache(_MAX_CACHED)(as_json)
     for number, source in enumerate(kept):
@@ -264,23 +277,6 @@ def distinct(texts: Iterable[bytes]) -> dict[bytes, int]:
             invented.append(text)
     free = (number for number in itertools.count(FIRST_INVENTED) if number not in own)
     return {text: value for value, text in own.items()} | dict(zip(invented, free, strict=False))
-
-
-def _order(rank: Rank, pid: bytes) -> tuple[int, int, bytes]:
-    index, value = rank.labels.get(("process_sort_index", pid, b"")), integer(pid)
-    return (index if isinstance(index, int) else LARGEST, LARGEST if value is None else value, pid)
-
-
-def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tuple[int, int]]:
-    by_process: dict[bytes, list[bytes]] = defaultdict(list)
-    for pid, tid in tracks:
-        by_process[pid].append(tid)
-    found = {
-        (pid, tid): (processes[pid], number)
-        for pid, tids in by_process.items()
-        for tid, number in distinct(tids).items()
-    }
-    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
@@ -352,17 +348,10 @@ def check(path: Path, inputs: list[Path], *, force: bool) -> None:
         raise UsageError(f"{path}: is a folder; name a file in it")
     if path.is_char_device() or path.is_fifo():
         raise UsageError(f"{path}: is no file; name one, or - for standard output")
-    if any(_same(path, source) for source in inputs):
+    if os.path.exists(path) and any(os.path.exists(source) and path.samefile(source) for source in inputs):
         raise UsageError(f"{path}: is one of the traces to read; name another file")
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path}: exists; add --force to overwrite it, or name another file")
-
-
-def _same(path: Path, other: Path) -> bool:
-    try:
-        return path.samefile(other)
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

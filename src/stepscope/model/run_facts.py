@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from stepscope.model.findings import Place
-from stepscope.model.hangs import HangVerdict
-from stepscope.model.ranks import RanksRead, RanksVerdict
+from stepscope.model.ranks import HangVerdict, RanksRead, RanksVerdict
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.schema import REPORT_SCHEMA
 

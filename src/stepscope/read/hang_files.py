@@ -18,9 +18,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.flight_recorder import DumpReader, is_flight_recorder
-from stepscope.read.hang_recording import Dump, GroupName, HangRecording, RasReport
-from stepscope.read.nccl_ras import is_ras_report, read_ras_report
+from stepscope.read.hang_recording import (
+    Dump,
+    DumpReader,
+    GroupName,
+    HangRecording,
+    RasReport,
+    is_flight_recorder,
+    is_ras_report,
+    read_ras_report,
+)
 from stepscope.read.streams import files_in, read_head
 from stepscope.read.traces import holds_traces
 from stepscope.schema import RUN_PART

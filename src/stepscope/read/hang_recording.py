@@ -1,12 +1,32 @@
-"""What is read of flight recorders of PyTorch and of NCCL's RAS: calls as columns, groups, and who answered."""
+"""Flight recorders of PyTorch and reports of NCCL's RAS: calls as columns, groups, and who answered.
+
+A dump holds the last calls of each process group that one rank made, as JSON or as a pickle: versions 2.x of the
+format, as torch and torchcomms write them. A pickle is read by the machine that knows plain data alone. Records are
+checked one by one: what is none is counted and skipped. Names, signatures and stacks get numbers in lists that all
+dumps share, so that a thousand ranks with the same few lines need little more than their numbers.
+
+NCCL's RAS (`ncclras -f json`, NCCL 2.28 and newer) knows the ranks of communicators, and who is gone. NCCL 2.28.9
+leaves a comma out in the list of missing ranks. Where the text is no JSON, commas are put between the end of a line and
+a key on the next one, where JSON allows nothing else; what then is still none is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Raw, Struct
+
+from stepscope.errors import UnreadableInputError
+from stepscope.read.plain_pickle import PickleLimits, StackNumbers, loads
+from stepscope.read.streams import decode_json, read_whole
+from stepscope.read.text import INT64_MAX, clean, integer, moment_ns, string, whole_number, within
 
 SCHEDULED, STARTED, COMPLETED = range(3)  # what a dump says of a call
 STATES = ("scheduled", "started", "completed")
@@ -112,3 +132,414 @@ class HangRecording(Struct, frozen=True):
     stacks: Sequence[tuple[Frame, ...]] = ()  # innermost first
     ras: tuple[RasReport, ...] = ()  # the newest last
     problems: tuple[str, ...] = ()
+
+
+MAX_CALLS = 200_000  # of one dump, the last ones; the ring holds 2,000 unless it was asked for more
+MAX_RANK = 2**24
+MAX_GROUP = 2**20  # ranks of a group
+MAX_TENSORS = 1_024  # of a call; what is more does not tell calls apart
+MAX_FRAMES = 200
+MAX_DIMENSIONS = 64
+MAX_NAME = 400  # characters
+_SHORT = 16  # tensors
+_INTEGERS = {int}
+LIMITS = PickleLimits(file_bytes=2**28, memory_bytes=2**31, wanted="one that PyTorch's flight recorder wrote")
+_JSON_BYTES = 2**29
+_KEYS = (b'"pg_config"', b'"pg_status"', b'"profiling_name"', b'"comm_lib_version"')
+_PICKLED_KEYS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
+_STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
+_RANK = re.compile(r"rank[-_=. ]?(\d{1,8})(?!\d)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(\d{1,8})(?:\.[A-Za-z]\w*)*$")
+_RANKS = re.compile(r"\[[\d,\s]*\]")
+_COLUMNS = {
+    "group": "i", "sequence": "q", "p2p_sequence": "q", "kind": "i", "signature": "i", "stack": "i", "state": "b",
+    "retired": "b", "p2p": "b", "created_ns": "q",
+}  # fmt: skip
+
+
+def is_flight_recorder(head: bytes) -> bool:
+    """Whether the first (unpacked) bytes of a file are those of a dump, as JSON or as a pickle of any protocol."""
+    if head.lstrip()[:1] == b"{":
+        return sum(key in head for key in _KEYS) >= 2 and b'"traceEvents"' not in head
+    return head[:1] in (b"\x80", b"(", b"}") and any(key in head for key in _PICKLED_KEYS)
+
+
+def named_rank(path: Path) -> int | None:
+    """The rank that a file's name ends with or has behind "rank", else its folder's."""
+    for name in (path.name, path.parent.name):
+        found = list(_RANK.finditer(name))
+        if found:
+            return int(found[-1][1])
+        last = _LAST_NUMBER.search(name) if name == path.name else None
+        if last is not None:
+            return int(last[1])
+    return None
+
+
+class _Entry(Struct):
+    """An entry of a dump as JSON; what is only compared stays as it is written."""
+
+    profiling_name: str
+    process_group: tuple[str, str]
+    collective_seq_id: int = -1
+    p2p_seq_id: int = -1
+    is_p2p: bool | None = None
+    state: str = ""
+    retired: bool = False
+    time_created_ns: int | None = None
+    time_discovered_completed_ns: int | None = None
+    record_id: int = -1
+    input_sizes: Raw = Raw(b"")
+    output_sizes: Raw = Raw(b"")
+    input_dtypes: Raw = Raw(b"")
+    output_dtypes: Raw = Raw(b"")
+    frames: Raw = Raw(b"")
+
+
+class _File(Struct):
+    version: Any = ""
+    pg_config: Any = None
+    pg_status: Any = None
+    entries: list[Raw] = []
+
+
+_file = msgspec.json.Decoder(_File)
+_entry = msgspec.json.Decoder(_Entry)
+
+
+class DumpReader:
+    """Reads dumps one after another into lists that all of them share. `problems` says what was odd about them."""
+
+    def __init__(self) -> None:
+        # each with its number, in the order of the numbers
+        self.groups: dict[GroupName, int] = {}
+        self.kinds: dict[str, int] = {}
+        self.signatures: dict[Signature, int] = {}
+        self.stacks: dict[tuple[Frame, ...], int] = {}
+        self._kind_of: dict[str, str] = {}  # by the name of the dump
+        self._ranks: dict[str, tuple[int, ...] | None] = {}
+        self._same: dict[Any, int] = {}  # numbers of signatures and stacks by their JSON
+
+    def read(self, path: Path) -> tuple[Dump, int]:
+        """The dump, with the rank that its name tells or -1, and how many of its records could not be read.
+
+        Raises UnreadableInputError where the file cannot be read or is no dump.
+        """
+        data = read_whole(path)
+        advice = "give what torch._C._distributed_c10d._dump_fr_trace or TORCH_FR_DUMP_TEMP_FILE wrote"
+        try:
+            if data.lstrip()[:1] == b"{":
+                version, config, status, rows = self._json(data)
+            else:
+                version, config, status, rows = self._plain(loads(data, LIMITS))
+        except ValueError:
+            raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; {advice}") from None
+        except UnreadableInputError as error:
+            raise type(error)(f"{path}: {error}") from None
+        columns = {name: array(code) for name, code in _COLUMNS.items()}
+        add = [column.append for column in columns.values()]
+        known: dict[tuple[str, str], int] = {}  # of this rank's groups
+        lost, records = 0, array("q")
+        for row in rows:
+            if row is None:
+                lost += 1
+                continue
+            record, name, values = row
+            records.append(record)
+            number = known.get(name)
+            if number is None:
+                number = known[name] = self._group(name, config)
+            for append, value in zip(add, (number, *values), strict=True):
+                append(value)
+        calls = CallColumns(
+            **{
+                name: np.frombuffer(column, np.bool_ if name in ("retired", "p2p") else column.typecode)
+                for name, column in columns.items()
+            }
+        )
+        rank = named_rank(path)
+        rank = -1 if rank is None or rank > MAX_RANK else rank
+        begins = records[0] == 0 if records else not status
+        gaps = bool(records) and records[-1] - records[0] + 1 != len(records) + lost
+        return Dump(rank, path.name, version, calls, begins and not gaps and not lost, gaps), lost
+
+    # ------------------------------------------------------------------------------------------- the two formats
+
+    def _json(self, data: bytes) -> tuple[str, dict[str, Any], bool, Iterator[_Row | None]]:
+        if len(data) > _JSON_BYTES:
+            raise UnreadableInputError(f"it holds more than {_JSON_BYTES >> 20} MiB; dump a shorter ring")
+        try:
+            file = _file.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._plain(decode_json(data))
+        rows = map(self._of_json, file.entries[-MAX_CALLS:])
+        return _version(file.version), _config(file.pg_config), _has_calls(file.pg_status), rows
+
+    def _plain(self, value: Any) -> tuple[str, dict[str, Any], bool, Iterator[_Row | None]]:
+        if not isinstance(value, dict) or not ("entries" in value or "pg_status" in value or "pg_config" in value):
+            raise UnreadableInputError("no dump of a flight recorder: neither entries nor groups in it")
+        entries = value.get("entries")
+        entries = entries[-MAX_CALLS:] if isinstance(entries, list) else []
+        alive = _Alive(self)  # lists are told apart by identity, so they must stay alive
+        status = _has_calls(value.get("pg_status"))
+        return _version(value.get("version")), _config(value.get("pg_config")), status, map(alive.row, entries)
+
+    def _of_json(self, raw: Raw) -> _Row | None:
+        try:
+            entry = _entry.decode(raw)
+            given = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
+            key, frames = tuple(map(bytes, given)), bytes(entry.frames)
+            if key not in self._same:
+                self._same[key] = self.signature(*(decode_json(part) if part else None for part in key))
+            if frames not in self._same:
+                self._same[frames] = self.stack(map(_frame, _some(decode_json(frames)))) if frames else -1
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            try:
+                return _Alive(self).row(decode_json(bytes(raw)))
+            except ValueError:
+                return None
+        return self._row(
+            entry.record_id, entry.profiling_name, entry.process_group, entry.collective_seq_id, entry.p2p_seq_id,
+            self._same[key], self._same[frames], entry.state,
+            entry.retired, entry.is_p2p, entry.time_created_ns, entry.time_discovered_completed_ns,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ what both have in common
+
+    def _row(
+        self, record: int, kind: str, group: tuple[str, str], sequence: int, p2p_sequence: int,
+        signature: int, stack: int, state: str, retired: bool, p2p: bool | None,
+        created_ns: int | None, completed_ns: int | None,
+    ) -> _Row | None:  # fmt: skip
+        if not -1 <= sequence <= INT64_MAX or not -1 <= p2p_sequence <= INT64_MAX or abs(record) > INT64_MAX:
+            return None
+        name = self._kind_of.get(kind)
+        if name is None:
+            name = self._kind_of[kind] = clean(kind.partition(":")[2] or kind)[:MAX_NAME]
+        number = self.kinds.setdefault(name, len(self.kinds))
+        if p2p is None:
+            p2p = name.startswith(("send ", "recv "))
+        reached = COMPLETED if completed_ns else _STATES.get(state, SCHEDULED)
+        created = moment_ns(created_ns) or 0
+        return record, group, (sequence, p2p_sequence, number, signature, stack, reached, retired, p2p, created)
+
+    def signature(self, inputs: Any, outputs: Any, input_dtypes: Any, output_dtypes: Any) -> int:
+        made = Signature(_shapes(inputs), _shapes(outputs), _dtypes(input_dtypes), _dtypes(output_dtypes))
+        return self.signatures.setdefault(made, len(self.signatures))
+
+    def stack(self, frames: Iterable[Frame | None]) -> int:
+        made = tuple(frame for frame in frames if frame is not None)
+        return self.stacks.setdefault(made, len(self.stacks))
+
+    def _group(self, name: tuple[str, str], config: dict[str, Any]) -> int:
+        told = config.get(name[0])
+        ranks = self._members(told.get("ranks")) if isinstance(told, dict) else None
+        made = GroupName(clean(name[0])[:MAX_NAME], clean(name[1])[:MAX_NAME], ranks)
+        return self.groups.setdefault(made, len(self.groups))
+
+    def _members(self, told: Any) -> tuple[int, ...] | None:
+        """Ranks as a list, or as the text "[0, 1]" that torch writes; None where they are neither or empty."""
+        if isinstance(told, list):
+            told = str(told[:MAX_GROUP]) if all(type(rank) is int for rank in told[:MAX_GROUP]) else ""
+        if not isinstance(told, str):
+            return None
+        if told not in self._ranks:
+            whole = _RANKS.fullmatch(told.strip()) if len(told) <= 10 * MAX_GROUP else None
+            found = tuple(int(text) for text in re.findall(r"\d{1,8}", told)) if whole else ()
+            self._ranks[told] = found if found and max(found) <= MAX_RANK and len(set(found)) == len(found) else None
+        return self._ranks[told]
+
+
+_Row = tuple[int, tuple[str, str], tuple[int, int, int, int, int, int, bool, bool, int]]
+
+
+class _Alive:
+    """Entries as dicts, of a pickle or of JSON that no strict decoder takes, while all of them are alive."""
+
+    def __init__(self, reader: DumpReader) -> None:
+        self._reader = reader
+        self._stacks = StackNumbers(reader.stacks, _frame, MAX_FRAMES)
+        self._lists: dict[int, Any] = {}
+        self._signatures: dict[Any, int] = {}
+
+    def row(self, entry: Any) -> _Row | None:
+        if type(entry) is not dict:
+            return None
+        get = entry.get
+        kind, group = get("profiling_name"), get("process_group")
+        if type(kind) is not str or (type(group) is not tuple and type(group) is not list) or len(group) != 2:
+            return None
+        name, description = group
+        if type(name) is not str or type(description) is not str:
+            return None
+        record, sequence, p2p_sequence = get("record_id"), get("collective_seq_id"), get("p2p_seq_id")
+        if not type(record) is type(sequence) is type(p2p_sequence) is int:
+            sequence = get("seq_id") if sequence is None else sequence
+            record, sequence, p2p_sequence = (
+                -1 if (number := whole_number(value)) is None else number for value in (record, sequence, p2p_sequence)
+            )
+        parts = (get("input_sizes"), get("output_sizes"), get("input_dtypes"), get("output_dtypes"))
+        key = tuple([self._key(part) for part in parts])
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._signatures[key] = self._reader.signature(*parts)
+        state, p2p = get("state"), get("is_p2p")
+        return self._reader._row(
+            record, kind, (name, description), sequence, p2p_sequence, signature, self._stacks.number(get("frames")),
+            state if type(state) is str else "", get("retired") is True, p2p if type(p2p) is bool else None,
+            integer(get("time_created_ns")), integer(get("time_discovered_completed_ns")),
+        )  # fmt: skip
+
+    def _key(self, value: Any) -> Any:
+        """What tells a list of sizes or types from others; a long one is looked at once."""
+        if type(value) is not list:
+            return None
+        if len(value) == 1:  # nearly always
+            (one,) = value
+            if type(one) is str:
+                return one
+            if type(one) is list and len(one) <= _SHORT and set(map(type, one)) <= _INTEGERS:
+                return (tuple(one),)
+        if len(value) <= _SHORT:
+            return tuple([self._inner(one) if type(one) is list else _scalar(one) for one in value])
+        made = self._lists.get(id(value))
+        if made is None:
+            few = value[:MAX_TENSORS]
+            made = self._lists[id(value)] = tuple(
+                [self._inner(one) if type(one) is list else _scalar(one) for one in few]
+            )
+        return made
+
+    @staticmethod
+    def _inner(sizes: list[Any]) -> Any:
+        return tuple([_scalar(size) for size in sizes[:MAX_DIMENSIONS]])
+
+
+def _scalar(value: Any) -> Any:
+    return value if type(value) in (int, str) else None
+
+
+def _frame(told: Any) -> Frame | None:
+    if not isinstance(told, dict):
+        return None
+    file, line, function = told.get("filename"), integer(told.get("line")), told.get("name")
+    if not isinstance(file, str) or not isinstance(function, str):
+        return None
+    return Frame(clean(file)[:4_096], line if line is not None and line > 0 else None, clean(function)[:MAX_NAME])
+
+
+def _some(value: Any) -> list[Any]:
+    return value[:MAX_FRAMES] if isinstance(value, list) else []
+
+
+def _shapes(value: Any) -> tuple[tuple[int, ...], ...]:
+    found = (one for one in (value if isinstance(value, list) else [])[:MAX_TENSORS])
+    return tuple(
+        tuple(size for size in one[:MAX_DIMENSIONS] if integer(size) is not None)
+        for one in found
+        if isinstance(one, list)
+    )
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    found = (value if isinstance(value, list) else [])[:MAX_TENSORS]
+    return tuple(clean(one)[:80] for one in found if isinstance(one, str))
+
+
+def _version(value: Any) -> str:
+    return clean(value)[:40] if isinstance(value, str) else ""
+
+
+def _config(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _has_calls(status: Any) -> bool:
+    """Whether the counters of any group say that calls were made."""
+    rows = status.values() if isinstance(status, dict) else ()
+    told = (whole_number(row.get("last_enqueued_collective")) for row in rows if isinstance(row, dict))
+    return any(number is not None and number > 0 for number in told)
+
+
+MAX_RANKS = 2**20  # of all communicators together
+MAX_RAS_BYTES = 2**28
+MAX_OPERATIONS = 64
+_LOST_COMMA = re.compile(rb'((?:\d|"|[}\]]|true|false|null)[ \t]*\r?\n[ \t]*)(?="[A-Za-z_]+"[ \t]*:)')
+_START = re.compile(rb"\s*(?:[A-Z][^\n{]{0,200}\n){0,8}\s*(?=\{)")  # the service answers each command with a line
+
+
+def is_ras_report(head: bytes) -> bool:
+    """Whether the first (unpacked) bytes of a file are those of a report of RAS as JSON."""
+    return _START.match(head) is not None and b'"nccl_version"' in head and b'"communicators' in head
+
+
+def read_ras_report(path: Path) -> tuple[RasReport, int]:
+    """The report, and how many ranks in it could not be read.
+
+    Raises UnreadableInputError where the file cannot be read or is no such report.
+    """
+    data = read_whole(path)
+    advice = "write one with `ncclras -f json` of NCCL 2.28 or newer"
+    if len(data) > MAX_RAS_BYTES:
+        raise UnreadableInputError(f"{path}: it holds more than {MAX_RAS_BYTES >> 20} MiB; {advice}")
+    start = _START.match(data)
+    text = data[start.end() :] if start else data
+    try:
+        value = _decoded(text)
+    except ValueError:
+        raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; {advice}") from None
+    told = value.get("communicators") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(told, list):
+        raise UnreadableInputError(f"{path}: no report of NCCL's RAS; {advice}")
+    found: list[Communicator] = []
+    lost = left = 0
+    for row in told:
+        communicator, broken = _communicator(row, MAX_RANKS - left)
+        lost += broken
+        if communicator is not None:
+            found.append(communicator)
+            left += len(communicator.ranks)
+    version, timestamp = (clean(string(value.get(key)) or "")[:60] for key in ("nccl_version", "timestamp"))
+    return RasReport(path.name, version, timestamp, tuple(found)), lost
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return decode_json(text)
+    except ValueError:
+        return decode_json(_LOST_COMMA.sub(rb"\1,", text))
+
+
+def _communicator(row: Any, most: int) -> tuple[Communicator | None, int]:
+    size = within(row.get("size"), MAX_RANKS) if isinstance(row, dict) else None
+    if size is None:
+        return None, 1
+    answered, missing = (rows if isinstance(rows := row.get(key), list) else [] for key in ("ranks", "missing_ranks"))
+    told = [_ras_rank(one, missing=False) for one in answered[:most]]
+    told += [_ras_rank(one, missing=True) for one in missing[: max(0, most - len(told))]]
+    ranks = tuple(rank for rank in told if rank is not None)
+    return Communicator(clean(string(row.get("hash")) or "")[:60], size, ranks), len(answered) + len(missing) - len(
+        ranks
+    )
+
+
+def _ras_rank(row: Any, *, missing: bool) -> RasRank | None:
+    number = within(row.get("rank"), MAX_RANKS) if isinstance(row, dict) else None
+    if number is None:
+        return None
+    device = integer(row.get("cuda_dev"))
+    status = row.get("status") if isinstance(row.get("status"), dict) else {}
+    counts = row.get("collective_counts")
+    given = list(counts.items())[:MAX_OPERATIONS] if isinstance(counts, dict) else []
+    made = {clean(name)[:60]: count for name, one in given if (count := within(one, 2**63 - 1)) is not None}
+    return RasRank(
+        rank=number,
+        host=clean(string(row.get("host")) or "")[:200],
+        pid=integer(row.get("pid")) or -1,
+        device=-1 if device is None else device,
+        counts=None if missing else made,
+        unresponsive=status.get("unresponsive") is True,
+        dead=status.get("considered_dead") is True,
+        error=integer(status.get("async_error")) or 0,
+        ending=any(status.get(key) is True for key in ("finalize_called", "destroy_flag", "abort_flag")),
+    )

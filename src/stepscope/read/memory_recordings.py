@@ -19,9 +19,8 @@ import msgspec
 from stepscope.errors import UnreadableInputError
 from stepscope.model import memory
 from stepscope.model.findings import Place
-from stepscope.read.jsonl import decode
-from stepscope.read.plain_pickle import loads
-from stepscope.read.streams import read_head, read_whole, stem
+from stepscope.read.plain_pickle import StackNumbers, loads
+from stepscope.read.streams import decode_json, read_head, read_whole, stem
 from stepscope.read.text import clean, integer, moment_ns, within
 
 MAX_FRAMES = 2_000  # of one stack
@@ -80,7 +79,7 @@ def read_memory_snapshot(path: Path) -> tuple[memory.MemoryRecording, ...]:
 
 
 def _recordings(snapshot: dict[Any, Any], name: str) -> tuple[memory.MemoryRecording, ...]:
-    stacks = _Stacks()
+    stacks = StackNumbers({}, _place, MAX_FRAMES)
     devices: defaultdict[int, _Device] = defaultdict(_Device)
     broken = 0  # segments that name no device
     for segment in _list(snapshot.get("segments")):
@@ -94,7 +93,7 @@ def _recordings(snapshot: dict[Any, Any], name: str) -> tuple[memory.MemoryRecor
             devices[number].add_event(event, stacks)
     told = sorted((number, device) for number, device in devices.items() if device)
     return tuple(
-        device.recording(name, number, stacks.found, 0 if place else broken)
+        device.recording(name, number, tuple(stacks.stacks), 0 if place else broken)
         for place, (number, device) in enumerate(told)
     )
 
@@ -118,7 +117,7 @@ class _Device:
     def __bool__(self) -> bool:
         return bool(self._events["kind"] or self._sizes or self._lost_events)
 
-    def add_event(self, event: Any, stacks: _Stacks) -> None:
+    def add_event(self, event: Any, stacks: StackNumbers) -> None:
         action = event.get("action") if isinstance(event, dict) else None
         kind = _KINDS.get(action) if isinstance(action, str) else None
         if kind is None:
@@ -138,7 +137,7 @@ class _Device:
             self._free[len(self._events["kind"])] = free
         _append(self._events, (kind, time_ns or 0, size, address, stacks.number(event.get("frames"))))
 
-    def add_segment(self, segment: dict[Any, Any], stacks: _Stacks) -> None:
+    def add_segment(self, segment: dict[Any, Any], stacks: StackNumbers) -> None:
         size, address = within(segment.get("total_size"), MAX_BYTES), integer(segment.get("address"))
         if size is None:
             self._lost_blocks += 1
@@ -195,46 +194,12 @@ def _append(columns: dict[str, array[int]], values: tuple[int | None, ...]) -> N
         column.append(-1 if value is None else value)
 
 
-class _Stacks:
-    """Numbers for equal stacks. Frames and lists are told apart by identity, which is why they must stay alive."""
-
-    def __init__(self) -> None:
-        self._lists: dict[int, int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
-        self._frames: dict[int, int] = {}  # identity of a dict -> number of the place
-        self._places: dict[Place, int] = {}
-
-    @property
-    def found(self) -> tuple[tuple[Place, ...], ...]:
-        """The stacks by number, innermost first."""
-        places = list(self._places)
-        return tuple(tuple(places[number] for number in stack) for stack in self._stacks)
-
-    def number(self, frames: Any) -> int:
-        if type(frames) is not list or not frames:
-            return -1
-        known = self._lists.get(id(frames))
-        if known is None:
-            get = self._frames.get
-            places = [get(id(frame)) for frame in frames[:MAX_FRAMES]]
-            if None in places:
-                places = [self._frame(frame) for frame in frames[:MAX_FRAMES]]
-            stack = tuple(place for place in places if place is not None and place >= 0)
-            known = self._stacks.setdefault(stack, len(self._stacks)) if stack else -1
-            self._lists[id(frames)] = known
-        return known
-
-    def _frame(self, frame: Any) -> int:
-        number = self._frames.get(id(frame))
-        if number is None:
-            told = frame if isinstance(frame, dict) else {}
-            file, line, function = told.get("filename"), integer(told.get("line")), told.get("name")
-            number = -1
-            if isinstance(file, str) and isinstance(function, str):
-                place = Place(clean(file), line if line is not None and line > 0 else None, clean(function))
-                number = self._places.setdefault(place, len(self._places))
-            self._frames[id(frame)] = number
-        return number
+def _place(frame: Any) -> Place | None:
+    told = frame if isinstance(frame, dict) else {}
+    file, line, function = told.get("filename"), integer(told.get("line")), told.get("name")
+    if not isinstance(file, str) or not isinstance(function, str):
+        return None
+    return Place(clean(file), line if line is not None and line > 0 else None, clean(function))
 
 
 def _list(value: Any) -> list[Any]:
@@ -268,7 +233,7 @@ def read_memory_timeline(path: Path) -> tuple[memory.MemoryRecording, ...]:
             f"{path}: a picture without figures; call export_memory_timeline with .json.gz instead"
         )
     try:
-        value = decode(text)
+        value = decode_json(text)
     except ValueError:
         raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; export the timeline again") from None
     rows: list[_Row | None] = []

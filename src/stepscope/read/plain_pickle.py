@@ -428,3 +428,33 @@ _ACTIONS: dict[int, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(b"qrp", _Machine.put),
     ord("g"): _Machine.get,
 }
+
+
+class StackNumbers:
+    """Numbers for equal stacks of what was read, in `stacks`; `frame_of` makes a frame, None of what is none.
+
+    Frames and lists are told apart by identity, which is why they must stay alive.
+    """
+
+    def __init__(self, stacks: dict[Any, int], frame_of: Callable[[Any], Any], most_frames: int) -> None:
+        self.stacks = stacks
+        self._frame_of, self._most = frame_of, most_frames
+        self._numbers: dict[Any, int] = {}  # by the identity of a list, and by those of its frames
+        self._frames: dict[int, Any] = {}
+
+    def number(self, frames: Any) -> int:
+        """The number of a list of frames, -1 where it holds none."""
+        if type(frames) is not list or not frames:
+            return -1
+        number = self._numbers.get(id(frames))
+        if number is None:
+            key = tuple(map(id, frames[: self._most]))
+            number = self._numbers.get(key)
+            if number is None:
+                known = self._frames
+                new = {one: frame for one, frame in zip(key, frames, strict=False) if one not in known}
+                known.update((one, self._frame_of(frame)) for one, frame in new.items())
+                made = tuple(known[one] for one in key if known[one] is not None)
+                number = self._numbers[key] = self.stacks.setdefault(made, len(self.stacks)) if made else -1
+            self._numbers[id(frames)] = number
+        return number

@@ -1,4 +1,4 @@
-"""A run folder (docs/run_folder.md) as rows: every host, every rank, whatever of it is there.
+"""A run folder (docs/run_folder.md) as rows: hosts, ranks, their metrics and batches, the scheduler's accounting.
 
 Names taken from inside files never leave the run folder: a segment's file must be a plain name, and no link is
 followed. The one exception is a trace that the user's own profiler wrote, which lies where they put it.
@@ -6,25 +6,41 @@ followed. The one exception is a trace that the user's own profiler wrote, which
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
+import sys
+from array import array
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import asdict
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
-from stepscope.read import jsonl
-from stepscope.read.accounting import read_accounting
-from stepscope.read.metric_series import read_moments, read_series
-from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
-from stepscope.schema import ACCOUNTING, RUN_PART
+from stepscope.read import streams
+from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, RawSeries, Row, Stretches, TraceRef
+from stepscope.read.stack_lines import PySpyRaw
+from stepscope.read.text import (
+    LATEST_NS,
+    LONGEST_NS,
+    boolean,
+    clean,
+    integer,
+    length_ns,
+    moment_ns,
+    number,
+    string,
+    within,
+)
+from stepscope.schema import ACCOUNTING, MAX_ACCOUNTING_BYTES, RUN_PART
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
@@ -105,7 +121,7 @@ def read_parts(folder: Path, names: Iterable[str]) -> RawRun:
 def read_telemetry(folder: Path, losses: Losses) -> Iterator[RawHost]:
     """The telemetry of a host's folder, some lines at a time."""
     files, rows = _Files(folder, losses), list[Row]()
-    for value in jsonl.read_values(*files.named("system.jsonl")):
+    for value in streams.read_values(*files.named("system.jsonl")):
         if isinstance(value, dict) and _has_time(value):
             rows.append(value)
         else:
@@ -154,17 +170,17 @@ class _Files:
         return self.folder / name, self.losses, f"{self.folder.name}/{name}"
 
     def object(self, name: str) -> Row | None:
-        return jsonl.read_object(*self.named(name))
+        return streams.read_object(*self.named(name))
 
     def rows(self, name: str, good: Callable[[Row], bool]) -> list[Row]:
-        rows = jsonl.read_rows(*self.named(name))
+        rows = streams.read_rows(*self.named(name))
         found = [row for row in rows if good(row)]
         self.losses.add("bad_lines", f"{self.folder.name}/{name}", len(rows) - len(found))
         return found
 
     def last_word(self) -> Row | None:
         """What the recorder said in the block that it had taken ahead of time; None where nothing was."""
-        return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
+        return next(iter(streams.read_rows(*self.named(LAST_WORD))), None)
 
 
 def _host_name(folder: Path) -> str:
@@ -381,7 +397,7 @@ def read_steps(path: Path, losses: Losses, label: str) -> list[Row]:
     columns: tuple[str, ...] | None = None
     rows: dict[int, Row] = {}
     last_start = -1
-    for value in jsonl.read_values(path, losses, label):
+    for value in streams.read_values(path, losses, label):
         if isinstance(value, dict):
             # An appended second header (a recorder that was started again) may name other columns.
             columns = _header(value) or columns
@@ -441,3 +457,218 @@ def cells(run: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
         return folder, ()
     pairs = [(name, file) for name, file in named.items() if isinstance(file, str) and name.startswith("/")]
     return folder, tuple((name, str(folder / Path(file).name)) for name, file in pairs[:MAX_CELLS])
+
+
+MOST_ROWS = 20_000
+_NEEDED = ("State",)
+_IDS = ("JobIDRaw", "JobID")
+
+
+def read_accounting(path: Path, losses: Losses) -> tuple[Row, ...] | None:
+    """Rows by the names of the head; None where there is no such file. A row of another width is counted and left out.
+
+    `id` of a row is its `JobIDRaw`, or its `JobID`.
+    """
+    try:
+        data = read_small(path, MAX_ACCOUNTING_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        losses.add("unreadable_files", path.name)
+        return ()
+    head, *lines = clean(data.decode("utf-8", "backslashreplace")).splitlines() or [""]
+    names = [name.strip() for name in head.split("|")]
+    id = next((name for name in _IDS if name in names), None)
+    if id is None or not set(_NEEDED) <= set(names):
+        losses.add("bad_lines", path.name)
+        return ()
+    lines = [line for line in lines if line.strip()]
+    good = [cells for line in lines[:MOST_ROWS] if len(cells := line.split("|")) == len(names)]
+    losses.add("bad_lines", path.name, len(lines) - len(good))
+    rows = (dict(zip(names, cells, strict=True)) for cells in good)
+    return tuple({**row, "id": row[id]} for row in rows)
+
+
+MAX_NAME = 200  # characters
+_COLUMNS = ("name", "source", "start_ns", "after_ns", "times_ns", "values", "updates", "optimizers")
+_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def read_series(event: Row) -> Iterator[RawSeries | None]:
+    """The stretches of an event; None for each that makes no sense."""
+    series = event.get("series", [] if "together" in event else None)
+    for entry in series if isinstance(series, list) else (None,):
+        yield _stretch(entry) if isinstance(entry, dict) else None
+
+
+def read_moments(events: Iterable[Row]) -> Iterator[RawSeries | None]:
+    """The values that events hold together, of one moment each; None for each that makes no sense.
+
+    An event gives the names or, by number, those of an event before it.
+    """
+    known: dict[int, tuple[str, ...]] = {}
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[int, list[float]]]] = {}
+    for event in events:
+        moment = event.get("together")
+        if moment is None:
+            continue
+        moment = moment if isinstance(moment, dict) else {}
+        names, told, number_of = moment.get("names"), moment.get("values"), integer(moment.get("set"))
+        own = known.get(number_of) if number_of is not None else None
+        if isinstance(names, list) and all(isinstance(name, str) and name for name in names):
+            own = tuple(name[:MAX_NAME] for name in names)
+            if number_of is not None:
+                known[number_of] = own
+        source, time = string(moment.get("source")), moment_ns(moment.get("time_ns"))
+        values = [_value(value) for value in told] if isinstance(told, list) else [None]
+        if source is None or time is None or own is None or len(values) != len(own) or None in values:
+            yield None
+            continue
+        found.setdefault((source[:MAX_NAME], own), []).append((time, values))  # type: ignore[arg-type]
+    for (source, own), moments in found.items():
+        times, table = np.array([time for time, _ in moments], np.int64), np.array([row for _, row in moments])
+        for column, name in enumerate(own):
+            yield RawSeries(name=name, source=source, times_ns=times, values=table[:, column])
+
+
+def _stretch(entry: Row) -> RawSeries | None:
+    name, source = string(entry.get("name")), string(entry.get("source"))
+    values = _numbers(entry.get("values"), np.float64)
+    times = _numbers(entry.get("times_ns"), np.int64)
+    if "times_ns" not in entry:  # as recordings of before have them
+        start, after = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
+        if start is None or after is None or ((after < 0) | (after > LONGEST_NS)).any():
+            return None
+        times = after + start
+    columns = {key: _numbers(entry[key], np.int64) for key in ("updates", "optimizers") if entry.get(key) is not None}
+    if not name or source is None or values is None or times is None:
+        return None
+    if any(column is None or len(column) != len(values) for column in (times, *columns.values())):
+        return None
+    if ((times < 0) | (times > LATEST_NS)).any():
+        return None
+    return RawSeries(
+        name=name[:MAX_NAME],
+        source=source[:MAX_NAME],
+        times_ns=times,
+        values=values,
+        about={key: value for key, value in entry.items() if key not in _COLUMNS},
+        **columns,
+    )
+
+
+def _numbers(column: Any, kind: type[np.generic]) -> npt.NDArray[Any] | None:
+    """A column of numbers of eight bytes as base64, or, of recordings of before, a list; None where it is neither."""
+    if isinstance(column, str):
+        try:
+            return np.frombuffer(b64decode(column, validate=True), np.dtype(kind).newbyteorder("<")).astype(kind)
+        except ValueError:
+            return None
+    read = _value if kind is np.float64 else integer
+    numbers = [read(number) for number in column] if isinstance(column, list) else [None]
+    return None if None in numbers else np.array(numbers, kind)
+
+
+def _value(value: Any) -> float | None:
+    return _WORDS.get(value) if isinstance(value, str) else number(value)
+
+
+FILE = "batches.jsonl"
+CODES = ("H", "I", "q")  # of `array`: two, four and eight bytes
+MAX_BATCHES = 10_000  # of a step, or in a line
+MAX_USES = 1_000_000  # the recorder's limit on the file leaves no room for more
+MAX_STEPS = 2**40
+
+
+class Uses(NamedTuple):
+    """`steps` steps from `step` on used `batches` of an iterator each, one after the other from batch `first` on."""
+
+    step: int
+    iterator: int
+    first: int
+    batches: int
+    steps: int
+
+
+def batches_of(folder: Path, step: int, before: int) -> list[Row]:
+    """The batches of `step` and the `before` ones before them, in order of use; empty where they were not logged.
+
+    Each has `step`, `suspect` (it is of `step`) and `batch`, and where its samples were logged `loader`, `epoch`,
+    `samples`, `indices` and a `reason` for none. `folder` is that of the process, and as untrusted as all of a run.
+    """
+    uses = [*islice((use for row in _batch_rows(folder) for use in _uses(row.get("uses"))), MAX_USES)]
+    used = _back_from(uses, step)
+    own = [*takewhile(lambda entry: entry[0] == step, islice(used, MAX_BATCHES))]
+    if not own:
+        return []
+    wanted = dict.fromkeys(own)
+    for entry in islice(_back_from(uses, step), MAX_USES):
+        if entry[0] != step and entry[1:] not in {known[1:] for known in wanted}:  # two steps may use one batch
+            if len(wanted) >= len(own) + before:
+                break
+            wanted[entry] = None
+    lists: dict[tuple[int, int], Row] = {}
+    for row in _batch_rows(folder):
+        lists.update(_lists(row.get("lists"), {entry[1:] for entry in wanted}))
+    return [
+        {"step": at, "suspect": at == step, "batch": number, **lists.get((iterator, number), {})}
+        for at, iterator, number in reversed(wanted)
+    ]
+
+
+def _batch_rows(folder: Path) -> Iterator[Row]:
+    return (row for row in streams.read_values(folder / FILE, Losses(), FILE) if isinstance(row, dict))
+
+
+def _uses(entries: Any) -> Iterator[Uses]:
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, list) and len(entry) == 5 and all(within(value, MAX_STEPS) is not None for value in entry):
+            use = Uses(*entry)
+            if 0 < use.batches <= MAX_BATCHES and use.steps > 0:
+                yield use
+
+
+def _back_from(uses: Iterable[Uses], step: int) -> Iterator[tuple[int, int, int]]:
+    """(step, iterator, batch) of all steps up to `step`, the last first."""
+    for use in sorted(uses, key=lambda use: -use.step):
+        for at in range(min(step, use.step + use.steps - 1), use.step - 1, -1):
+            last = use.first + (at - use.step + 1) * use.batches - 1
+            for batch in range(last, last - use.batches, -1):
+                yield at, use.iterator, batch
+
+
+def _lists(entries: Any, wanted: set[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], Row]]:
+    """What a line knows of the wanted (iterator, batch)."""
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        iterator, first, sizes = entry.get("iterator"), integer(entry.get("first")), entry.get("sizes")
+        about = {"loader": entry.get("loader"), "epoch": entry.get("epoch")}
+        for key in wanted:
+            if key[0] != iterator or first is None or key[1] < first:
+                continue
+            reason = string(entry.get("reason"))
+            if reason is not None:
+                yield key, {**about, "reason": reason}
+                continue
+            indices = _unpacked(entry, sizes, key[1] - first)
+            if indices is not None:
+                yield key, {**about, "indices": indices, "samples": len(indices)}
+
+
+def _unpacked(entry: Row, sizes: Any, at: int) -> list[int] | None:
+    """The indices of the batch at a position of a line; None where it is beyond them, or the line is damaged."""
+    known = sizes if isinstance(sizes, list) else [sizes] * min(at + 1, MAX_BATCHES)
+    if at >= len(known) or not all(within(size, streams.MAX_LINE_BYTES) for size in known[: at + 1]):
+        return None
+    if entry.get("code") not in CODES:
+        return None
+    packed: array[int] = array(entry["code"])
+    try:
+        packed.frombytes(b64decode(string(entry.get("indices")) or "", validate=True))
+    except (ValueError, binascii.Error):
+        return None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    start = sum(known[:at])
+    return packed[start : start + known[at]].tolist() if start + known[at] <= len(packed) else None

@@ -42,20 +42,10 @@ class Inline(Executor):
         return future
 
 
-@contextlib.contextmanager
-def given(executor: Executor) -> Iterator[Executor]:
-    """One that others opened, and close."""
-    yield executor
-
-
 def pool(jobs: int) -> ProcessPoolExecutor:
     # Threads of the caller (Polars has some) do not survive a fork; and each worker has a core, not all of them.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
-
-
-def _one_thread() -> None:
-    """Before anything imports Polars."""
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    one_thread = ("POLARS_MAX_THREADS", os.environ.get("POLARS_MAX_THREADS", "1"))  # before anything imports Polars
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=os.putenv, initargs=one_thread)
 
 
 @contextlib.contextmanager
@@ -68,7 +58,11 @@ def dask(scheduler: str, jobs: int) -> Iterator[Executor]:
         jobs: workers to start.
     """
     try:
+        import dask as settings
         from distributed import Client, LocalCluster
+
+        if scheduler == SLURM:
+            from dask_jobqueue import SLURMCluster
     except ImportError:
         raise EnvironmentRefusal(_DASK_MISSING) from None
     with contextlib.ExitStack() as stack:
@@ -80,7 +74,13 @@ def dask(scheduler: str, jobs: int) -> Iterator[Executor]:
                 )
                 where = stack.enter_context(cluster)
             elif scheduler == SLURM:
-                where = stack.enter_context(_slurm_cluster(jobs))
+                unsaid = {
+                    name: value
+                    for name, value in _WORKER.items()
+                    if settings.config.get(f"jobqueue.slurm.{name}", None) is None
+                }
+                where = stack.enter_context(SLURMCluster(**unsaid))
+                where.scale(jobs=jobs)
             client = stack.enter_context(Client(where, timeout=_CONNECT_SECONDS))
         except (OSError, ValueError, RuntimeError) as error:
             reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
@@ -89,18 +89,6 @@ def dask(scheduler: str, jobs: int) -> Iterator[Executor]:
                 "tcp://10.0.0.1:8786, or local or slurm"
             ) from None
         yield client.get_executor(pure=False)
-
-
-def _slurm_cluster(jobs: int) -> Any:
-    try:
-        import dask
-        from dask_jobqueue import SLURMCluster
-    except ImportError:
-        raise EnvironmentRefusal(_DASK_MISSING) from None
-    told = {name: dask.config.get(f"jobqueue.slurm.{name}", None) for name in _WORKER}
-    cluster = SLURMCluster(**{name: value for name, value in _WORKER.items() if told[name] is None})
-    cluster.scale(jobs=jobs)
-    return cluster
 
 
 class Workers:
@@ -117,16 +105,6 @@ class Workers:
     def __exit__(self, *ending: object) -> None:
         self._stack.close()
 
-    @property
-    def executor(self) -> Executor:
-        if self._executor is None:
-            self._executor = self._stack.enter_context(self._opened())
-        return self._executor
-
-    def renew(self) -> None:
-        self._executor = None
-        self._stack.close()
-
     def run(
         self, task: Task, texts: Sequence[str], failed: Callable[[str], str], tell: Tell | None = None
     ) -> tuple[list[str], int]:
@@ -141,9 +119,10 @@ class Workers:
             missing = [number for number in range(len(texts)) if number not in answers]
             if not missing:
                 break
-            if more:
-                self.renew()
-            executor, futures = self.executor, dict[int, Future[str]]()
+            if more or self._executor is None:
+                self._stack.close()
+                self._executor = self._stack.enter_context(self._opened())
+            executor, futures = self._executor, dict[int, Future[str]]()
             with contextlib.suppress(Exception):  # one that broke takes no more tasks
                 for number in missing:
                     futures[number] = executor.submit(task, texts[number])

@@ -7,9 +7,9 @@ reduced.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -26,9 +26,8 @@ from stepscope.schema import PHASES
 from stepscope.tables.arrays import NONE, Floats
 from stepscope.tables.journal import system_table
 from stepscope.tables.phases import DATA_WAIT, OTHER
-from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK
+from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK, sketch
 from stepscope.tables.schema import RankInfo, Tables, empty
-from stepscope.tables.sketch import sketch
 
 LINES_OF_RANK = 200
 LEAST_GC_NS = 10_000_000  # collections shorter than this are in their steps' sum alone
@@ -289,14 +288,29 @@ def metrics(tables: Tables) -> pl.DataFrame:
     return found.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["metrics"].items())
 
 
-def events(tables: Tables, clocks: Iterable[ClockOffset], clock_set: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+def events(
+    tables: Tables, clocks: Iterable[tuple[int, int, int]], clock_set: pl.DataFrame
+) -> tuple[pl.DataFrame, list[str]]:
     """What happened once to ranks, in order of time, and in words what of it is not kept.
 
     Args:
+        clocks: of a window the rank, when it was recorded, and by how much the system's clock had been moved by then,
+            against the journal's steady one.
         clock_set: readings (`Telemetry.clock_set`) of by how much the host's clock had been set.
     """
-    rows = [*_collections(tables), *_compiles(tables), *_saves(tables), *_retries(tables), *_alarms(tables)]
-    rows += [*_clock_jumps(clocks), *_clock_steps(clock_set)]
+    none = {"rank": None, "step": None, "duration_ns": None}
+    rows = list(_of_ranks(tables))
+    rows += [
+        _event({**none, "rank": rank, "time_ns": at_ns}, "clock", f"moved by {ns / 1e6:+.1f} ms since recording began")
+        for rank, at_ns, ns in clocks
+        if ns
+    ]
+    told = clock_set.drop_nulls("time_ns").with_columns(by_ns=pl.col("value").diff())
+    rows += [
+        _event({**none, "time_ns": time_ns}, "clock", f"the clock was set by {by_ns / 1e6:+.3f} ms")
+        for time_ns, by_ns in told.filter(pl.col("by_ns").is_finite()).select("time_ns", "by_ns").rows()
+        if abs(by_ns) >= CLOCK_STEP_NS
+    ]
     frame = pl.DataFrame(rows, schema=SCHEMAS["events"]).unique(maintain_order=True)
     order = ("rank", "start_us", "kind", "step", "duration_us", "file", "line", "function", "text")
     longest = pl.col("duration_us").fill_null(0).rank("ordinal", descending=True).over("rank")
@@ -308,97 +322,39 @@ def events(tables: Tables, clocks: Iterable[ClockOffset], clock_set: pl.DataFram
     )
 
 
-def _event(row: Mapping[str, Any], kind: str, text: object = None, **place: Any) -> dict[str, Any]:
-    step, line = row["step"], integer(place.get("line"))
+def _event(row: Mapping[str, Any], kind: str, text: object, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    file, line, function = ((place or {}).get(name) for name in ("file", "line", "function"))
+    step, number = row["step"], integer(line)
     return {
         "rank": row["rank"],
         "step": step if step is not None and 0 <= step < 2**31 else None,
         "start_us": None if row["time_ns"] is None else row["time_ns"] // 1000,
         "duration_us": None if row["duration_ns"] is None else row["duration_ns"] // 1000,
         "kind": kind,
-        "file": string(place.get("file")),
-        "line": line if line is not None and 0 <= line < 2**31 else None,
-        "function": string(place.get("function")),
+        "file": string(file),
+        "line": number if number is not None and 0 <= number < 2**31 else None,
+        "function": string(function),
         "text": str(text)[:MAX_TEXT] if text is not None else None,
     }
 
 
-def _clock_steps(clock_set: pl.DataFrame) -> list[dict[str, Any]]:
-    """When the host's clock was set, by telemetry; of no rank."""
-    told = clock_set.drop_nulls("time_ns").with_columns(by_ns=pl.col("value").diff())
-    told = told.filter(pl.col("by_ns").is_finite())
-    none = {"rank": None, "step": None, "duration_ns": None}
-    return [
-        _event({**none, "time_ns": time_ns}, "clock", f"the clock was set by {by_ns / 1e6:+.3f} ms")
-        for time_ns, by_ns in told.select("time_ns", "by_ns").rows()
-        if abs(by_ns) >= CLOCK_STEP_NS
-    ]
-
-
-def _collections(tables: Tables) -> list[dict[str, Any]]:
-    return [
-        _event(
-            row, "gc", f"generation {data.get('generation')}, {data.get('collected')} objects collected", **_at(data)
-        )
-        for row, data in event_data(tables, "gc")
-        if (row["duration_ns"] or 0) >= LEAST_GC_NS
-    ]
-
-
-def _at(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: data.get(name) for name in ("file", "line", "function")}
-
-
-def _compiles(tables: Tables) -> list[dict[str, Any]]:
-    found = tables.compiles.filter(pl.col("kind").is_in(_COMPILING))
-    return [
-        _event(row, "compile", f"{row['kind']}: {row['reason'] or row['graph'] or row['backend']}", **_at(row))
-        for row in found.iter_rows(named=True)
-    ]
-
-
-def _saves(tables: Tables) -> list[dict[str, Any]]:
-    return [_event(row, "checkpoint", data.get("path"), **_at(data)) for row, data in event_data(tables, "save")]
-
-
-def _alarms(tables: Tables) -> list[dict[str, Any]]:
-    return [
-        _event(row, "alarm", f"{data.get('series')} is {data.get('value')}", **_at(data))
-        for row, data in event_data(tables, "alarm")
-    ]
-
-
-def _retries(tables: Tables) -> list[dict[str, Any]]:
-    """Readings by which the allocator had given its cache back and tried again; how long that took nothing tells."""
-    rows, before = [], dict[tuple[str, str], int]()
+def _of_ranks(tables: Tables) -> Iterator[dict[str, Any]]:
+    for row, data in event_data(tables, "gc"):
+        if (row["duration_ns"] or 0) >= LEAST_GC_NS:
+            text = f"generation {data.get('generation')}, {data.get('collected')} objects collected"
+            yield _event(row, "gc", text, data)
+    for row in tables.compiles.filter(pl.col("kind").is_in(_COMPILING)).iter_rows(named=True):
+        yield _event(row, "compile", f"{row['kind']}: {row['reason'] or row['graph'] or row['backend']}", row)
+    for row, data in event_data(tables, "save"):
+        yield _event(row, "checkpoint", data.get("path"), data)
+    for row, data in event_data(tables, "alarm"):
+        yield _event(row, "alarm", f"{data.get('series')} is {data.get('value')}", data)
+    before: dict[tuple[str, str], int] = {}
     for row, data in event_data(tables, "memory"):
+        # by such a reading the allocator had given its cache back and tried again; how long that took nothing tells
         count = integer(data.get("retries"))
-        if count is None:
-            continue
         key = row["process"], str(data.get("device"))
-        more = count - before.get(key, 0)
-        before[key] = count
+        more = 0 if count is None else count - before.get(key, 0)
+        before[key] = before.get(key, 0) + more
         if more > 0:
-            rows.append(_event({**row, "duration_ns": None}, "retry", f"{more} on {key[1]} since the reading before"))
-    return rows
-
-
-class ClockOffset(NamedTuple):
-    """By how much the system's clock had been moved when a window was recorded, against the journal's steady one."""
-
-    rank: int
-    time_ns: int
-    moved_ns: int
-
-
-def _clock_jumps(clocks: Iterable[ClockOffset]) -> list[dict[str, Any]]:
-    row = {"step": None, "duration_ns": None}
-    return [
-        _event(
-            {**row, "rank": one.rank, "time_ns": one.time_ns},
-            "clock",
-            f"moved by {one.moved_ns / 1e6:+.1f} ms since recording began",
-        )
-        for one in clocks
-        if one.moved_ns
-    ]
+            yield _event({**row, "duration_ns": None}, "retry", f"{more} on {key[1]} since the reading before")

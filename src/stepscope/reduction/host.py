@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         traces: each with the folder of its rank, in the order of the plan.
     """
     raw = _raw(plan, traces)
-    numbers = {rank.name: rank.rank for rank in _distinct(raw.ranks)}
+    first: dict[int, str] = {}  # of a number, which in a sound run all are
+    for rank in raw.ranks:
+        if rank.rank < MAX_RANK:
+            first.setdefault(rank.rank, rank.name)
+    numbers = {name: number for number, name in first.items()}
     damaged = [rank.name for rank in raw.ranks if rank.name not in numbers]
     raw = replace(raw, ranks=tuple(rank for rank in raw.ranks if rank.name in numbers))
     traces = [(process, rows) for process, rows in traces if process in numbers]
@@ -64,9 +68,7 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     steps, too_long = _steps(context, raw, _of_traces("step_sums", traces))
     collectives = _collectives(_of_traces("collectives", traces))
     clocks = [
-        folded.ClockOffset(numbers[process], rows.start_ns, -rows.offset_ns)
-        for process, rows in traces
-        if rows.start_ns is not None
+        (numbers[process], rows.start_ns, -rows.offset_ns) for process, rows in traces if rows.start_ns is not None
     ]
     events, dropped = folded.events(tables, clocks, telemetry.clock_set)
     ranks = tuple(
@@ -87,6 +89,8 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     problems += [f"{too_long:,} parts of steps longer than {MAX_US / 6e7:.0f} minutes"] if too_long else []
     problems += dropped
     problems += [f"{name}: the number of its rank is damaged, or another's too" for name in damaged]
+    if len(problems) > MAX_LEFT_OUT:
+        problems[MAX_LEFT_OUT:] = [f"{len(problems) - MAX_LEFT_OUT:,} more"]
     index = Index(
         schema=REDUCED_SCHEMA,
         version=__version__,
@@ -97,7 +101,7 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         tables={},
         source=plan.source,
         run=_run_facts(tables),
-        left_out=(*problems[:MAX_LEFT_OUT], *_more(problems)),
+        left_out=tuple(problems),
     )
     return index, {
         "steps": steps,
@@ -111,15 +115,6 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     }
 
 
-def _distinct(ranks: Iterable[RawRank]) -> list[RawRank]:
-    """Ranks with a number that can be one, each once: the first of a number, which in a sound run all are."""
-    found: dict[int, RawRank] = {}
-    for rank in ranks:
-        if rank.rank < MAX_RANK:
-            found.setdefault(rank.rank, rank)
-    return list(found.values())
-
-
 def _raw(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> RawRun:
     """The machine's part of the run without its traces; a rank without a journal has the steps its traces mark."""
     if plan.recorded:
@@ -127,33 +122,19 @@ def _raw(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> RawRun:
     else:
         ranks = {trace.process: RawRank(trace.process, trace.rank) for trace in plan.others}
         raw = RawRun(Path(plan.run), (), tuple(ranks.values()), Losses())
-    own = {process: _marked(rows for name, rows in traces if name == process) for process in plan.processes}
-    infos = {process: _told(rows for name, rows in traces if name == process) for process in plan.processes}
-    return replace(
-        raw,
-        ranks=tuple(
-            replace(rank, traces=(), steps=rank.steps or own[rank.name], info=rank.info or infos[rank.name])
-            for rank in raw.ranks
-        ),
-    )
-
-
-def _marked(traces: Iterable[TraceRows]) -> tuple[dict[str, Any], ...]:
-    rows = [row for trace in traces for row in trace.steps]
-    return tuple({"device_ns": None, **row} for row in sorted(rows, key=lambda row: int(row["start_ns"])))
-
-
-def _told(traces: Iterable[TraceRows]) -> dict[str, Any] | None:
-    return next(({"world_size": trace.world_size, "device": trace.device} for trace in traces), None)
+    ranks_read = []
+    for rank in raw.ranks:
+        own = [rows for name, rows in traces if name == rank.name]
+        steps = sorted((row for rows in own for row in rows.steps), key=lambda row: int(row["start_ns"]))
+        info = rank.info or next(({"world_size": rows.world_size, "device": rows.device} for rows in own), None)
+        steps_read = rank.steps or tuple({"device_ns": None, **row} for row in steps)
+        ranks_read.append(replace(rank, traces=(), steps=steps_read, info=info))
+    return replace(raw, ranks=tuple(ranks_read))
 
 
 def _of_traces(name: str, traces: Sequence[tuple[str, TraceRows]]) -> pl.DataFrame:
     frames = [rows.frame(name) for _, rows in traces]
     return pl.concat(frames) if frames else nothing(name)
-
-
-def _more(problems: Sequence[str]) -> tuple[str, ...]:
-    return (f"{len(problems) - MAX_LEFT_OUT:,} more",) if len(problems) > MAX_LEFT_OUT else ()
 
 
 def _run_facts(tables: Tables) -> dict[str, Any]:
@@ -185,7 +166,12 @@ def _steps(context: Context, raw: RawRun, sums: pl.DataFrame) -> tuple[pl.DataFr
     sums = sums.unique(["process", "step"], keep="first", maintain_order=True)
     collected = tables.journal.lazy().filter((pl.col("kind") == "gc") & (pl.col("duration_ns") > 0))
     collected = collected.group_by("process", "step").agg(gc_ns=pl.col("duration_ns").sum())
-    watched = [rank.name for rank in raw.ranks if _saw_collections(rank)]
+    watched = [  # collections in a step of theirs would have been written down
+        rank.name
+        for rank in raw.ranks
+        if rank.journal
+        and not any(row["kind"] == "probe_error" and row.get("probe") == "collector" for row in rank.journal)
+    ]
     micro = {
         "wall_us": pl.col("wall_ns"),
         **{f"{phase}_us": pl.col(f"{phase}_ns") for phase in PHASES},
@@ -214,12 +200,6 @@ def _steps(context: Context, raw: RawRun, sums: pl.DataFrame) -> tuple[pl.DataFr
     too_long = int(whole.select(pl.sum_horizontal((~fits[name]).sum() for name in columns)).item())
     whole = whole.with_columns(pl.when(fits[name]).then(pl.col(name)).alias(name) for name in columns)
     return whole.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["steps"].items()), too_long
-
-
-def _saw_collections(rank: RawRank) -> bool:
-    """Whether collections in a step of the rank would have been written down."""
-    errors = any(row["kind"] == "probe_error" and row.get("probe") == "collector" for row in rank.journal)
-    return bool(rank.journal) and not errors
 
 
 def _collectives(found: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError, UsageError, readable
-from stepscope.read import jsonl
+from stepscope.read import streams
 from stepscope.read.raw import Losses, RawRun
 from stepscope.read.run_folder import machines_of, parts_of, read_rank_traces
 from stepscope.read.traces import host_of_name, read_traces
@@ -108,7 +108,7 @@ def _recorded(run: Path, names: list[str], wanted: tuple[str, ...]) -> list[Host
     # claims are those of the chosen machines: what another has claimed is none of theirs
     looked_at = unclaimed if alone or len(chosen) == len(set(machines.values())) or not any(claims.values()) else ()
     for name in sorted(looked_at):
-        told = (jsonl.read_object(run / name / "rank.json", Losses(), name) or {}).get("host")
+        told = (streams.read_object(run / name / "rank.json", Losses(), name) or {}).get("host")
         host = next(iter(chosen)) if alone else machines.get(f"host-{told}", str(told))
         if host in chosen:
             by_host[host].append(name)
@@ -116,7 +116,7 @@ def _recorded(run: Path, names: list[str], wanted: tuple[str, ...]) -> list[Host
 
 
 def _claims(launcher: Path) -> set[str]:
-    rows = jsonl.read_rows(launcher / "agents.jsonl", Losses(), launcher.name)
+    rows = streams.read_rows(launcher / "agents.jsonl", Losses(), launcher.name)
     return {row["folder"] for row in rows if isinstance(row.get("folder"), str)}
 
 

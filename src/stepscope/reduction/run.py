@@ -1,27 +1,37 @@
-"""Reduce a run: all of it, or what one host recorded of it."""
+"""Reduce a run: all of it, or what one host recorded of it.
+
+What engines run are functions of a text that holds paths and names, to a text that holds sizes and checksums. Tables
+never go over the wire. A task that is run twice, on whatever machine, leaves the same bytes; each file is written
+beside its place and moved there whole. Engines pickle the functions' names and these texts, nothing else; no file of a
+recording is ever unpickled.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import polars as pl
 from msgspec import Struct
 
-from stepscope.errors import EnvironmentRefusal
-from stepscope.reduction.engines import Inline, Opened, Tell, Workers, given
-from stepscope.reduction.plan import HostPlan, plans
-from stepscope.reduction.tasks import HostTask, Made, TraceTask, host_task, trace_task
-from stepscope.schema import REDUCED
-from stepscope.tables.reduced import PART, Index, read_host
+from stepscope.errors import EnvironmentRefusal, UnreadableInputError
+from stepscope.files import read_small
+from stepscope.read.raw import RawRank, TraceRef
+from stepscope.read.run_folder import read_rank_steps
+from stepscope.reduction.engines import Inline, Opened, Tell, Workers
+from stepscope.reduction.host import reduce_host
+from stepscope.reduction.plan import HostPlan, TracePlan, plans
+from stepscope.reduction.trace import TraceRows, reduce_trace
+from stepscope.schema import REDUCED, REDUCED_INDEX
+from stepscope.tables.reduced import MAX_INDEX_BYTES, PART, Index, read_host, write_host
 
 _TRACES = ".traces-"
 _STALE_SECONDS = 24 * 3600  # what is hidden in `reduced` and older was left by a process that was killed
@@ -67,7 +77,7 @@ def reduce_run(
     """
     folder = Path(run).absolute()
     found = plans(folder, hosts)
-    return reduce_plans(found, Path(out or folder), partial(given, executor or Inline()), force=force)
+    return reduce_plans(found, Path(out or folder), lambda: contextlib.nullcontext(executor or Inline()), force=force)
 
 
 def reduce_plans(
@@ -83,7 +93,10 @@ def reduce_plans(
     if todo:
         try:
             target.mkdir(parents=True, exist_ok=True)
-            _remove_stale(target)
+            for path in target.glob(f".*{PART}"):
+                with contextlib.suppress(OSError):  # another is at it
+                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                        shutil.rmtree(path, ignore_errors=True)
             parts = tempfile.mkdtemp(prefix=_TRACES, suffix=PART, dir=target)
         except OSError as error:
             reason = error.strerror or error
@@ -93,30 +106,28 @@ def reduce_plans(
                 answers, lost = _reduced(todo, out, Path(parts), workers, tell)
         finally:
             shutil.rmtree(parts, ignore_errors=True)
-    return [
-        _told(plan.host, target, indices.get(plan.host), answers.get(plan.host), lost if plan in todo else 0)
-        for plan in found
-    ]
-
-
-def _told(host: str, target: Path, kept: Index | None, made: Made | None, lost: int) -> HostReduced:
-    folder, index, problem = target / f"host-{host}", kept, made.problem if made is not None else None
-    if index is None and problem is None:
-        try:
-            index = read_host(folder)
-        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            problem = f"{folder} was changed while it was read again ({error}); reduce it once more"
-    if index is None:
-        return HostReduced(host, folder, problem=problem, lost=lost)
-    return HostReduced(
-        host=host,
-        folder=folder,
-        ranks=len(index.ranks),
-        bytes=sum(table.bytes for table in index.tables.values()),
-        kept=kept is not None,
-        left_out=index.left_out,
-        lost=lost,
-    )
+    made = []
+    for plan in found:
+        index, problem = indices.get(plan.host), answers[plan.host].problem if plan.host in answers else None
+        folder = target / f"host-{plan.host}"
+        if index is None and problem is None:
+            try:
+                index = read_host(folder)
+            except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+                problem = f"{folder} was changed while it was read again ({error}); reduce it once more"
+        made.append(
+            HostReduced(
+                host=plan.host,
+                folder=folder,
+                ranks=0 if index is None else len(index.ranks),
+                bytes=0 if index is None else sum(table.bytes for table in index.tables.values()),
+                kept=plan.host in indices,
+                problem=problem,
+                left_out=() if index is None else index.left_out,
+                lost=lost if plan in todo else 0,
+            )
+        )
+    return made
 
 
 def _unchanged(plan: HostPlan, target: Path) -> Index | None:
@@ -126,13 +137,6 @@ def _unchanged(plan: HostPlan, target: Path) -> Index | None:
     except (OSError, ValueError, pl.exceptions.PolarsError):
         return None
     return index if index.source == plan.source else None
-
-
-def _remove_stale(target: Path) -> None:
-    for path in target.glob(f".*{PART}"):
-        with contextlib.suppress(OSError):  # another is at it
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _reduced(
@@ -161,3 +165,92 @@ def _reduced(
 
 def _failed(why: str) -> str:
     return msgspec.json.encode(Made(problem=why)).decode()
+
+
+MAX_PART_BYTES = 2**30
+_DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
+
+
+class TraceTask(Struct, frozen=True):
+    run: str
+    host: str
+    recorded: bool
+    trace: TracePlan
+    target: str  # the file to write
+
+
+class Made(Struct, frozen=True):
+    """A file, or why there is none."""
+
+    path: str = ""
+    bytes: int = 0
+    sha256: str = ""
+    problem: str | None = None
+
+
+class HostTask(Struct, frozen=True):
+    plan: HostPlan
+    traces: tuple[TraceTask, ...]
+    made: tuple[Made, ...]  # of the traces
+    target: str  # the folder in which `reduced` lies
+
+
+def trace_task(text: str) -> str:
+    """Reduce the trace of a `TraceTask` to a file; a `Made`, both as JSON."""
+    task = msgspec.json.decode(text, type=TraceTask)
+    try:
+        data = msgspec.msgpack.encode(_rows_of(task))
+        descriptor, part = tempfile.mkstemp(suffix=PART, dir=Path(task.target).parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(part, task.target)
+        made = Made(task.target, len(data), hashlib.sha256(data).hexdigest())
+    except _DAMAGED as error:
+        made = Made(problem=str(error))
+    return msgspec.json.encode(made).decode()
+
+
+def _rows_of(task: TraceTask) -> TraceRows:
+    trace = task.trace
+    rank = RawRank(trace.process, trace.rank)
+    if task.recorded:
+        rank = read_rank_steps(Path(task.run) / trace.process)
+    ref = TraceRef(Path(trace.path), trace.name, trace.owner)
+    return reduce_trace(ref, rank, task.host, recorded=task.recorded)
+
+
+def host_task(text: str) -> str:
+    """Reduce the machine of a `HostTask` and write its tables; a `Made` of their index, both as JSON."""
+    task = msgspec.json.decode(text, type=HostTask)
+    try:
+        traces, problems = [], list(task.plan.left_out)
+        for trace, made in zip(task.traces, task.made, strict=True):
+            rows = _again(trace, made)
+            if isinstance(rows, str):
+                problems.append(f"{trace.trace.process}/{trace.trace.name}: {rows}")
+            else:
+                traces.append((trace.trace.process, rows))
+        plan = msgspec.structs.replace(task.plan, left_out=tuple(problems))
+        index, frames = reduce_host(plan, traces)
+        folder = write_host(Path(task.target), index, frames)
+        data = read_small(folder / REDUCED_INDEX, MAX_INDEX_BYTES)
+        answer = Made(str(folder), len(data), hashlib.sha256(data).hexdigest())
+    except _DAMAGED as error:
+        answer = Made(problem=str(error))
+    return msgspec.json.encode(answer).decode()
+
+
+def _again(task: TraceTask, made: Made) -> TraceRows | str:
+    """What a trace was reduced to, made once more where its file is not the one told; or why there is nothing."""
+    if made.problem is not None:
+        return made.problem
+    try:
+        data = read_small(made.path, MAX_PART_BYTES)
+        if len(data) == made.bytes and hashlib.sha256(data).hexdigest() == made.sha256:
+            return msgspec.msgpack.decode(data, type=TraceRows)
+    except (OSError, msgspec.MsgspecError):
+        pass
+    try:
+        return _rows_of(task)
+    except _DAMAGED as error:
+        return str(error)

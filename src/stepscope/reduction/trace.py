@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.views.communication import Calls, calls
 from stepscope.analyze.views.communication import Group as Named
-from stepscope.engine import intervals, trace_steps
+from stepscope.engine import intervals, scene
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import FILL, KERNEL, work
 from stepscope.engine.spans import Span, spans
@@ -30,7 +29,7 @@ from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, TraceRef
 from stepscope.read.trace import MISSING, TraceChunk
 from stepscope.tables import build, categories
 from stepscope.tables.arrays import NONE, Int64
-from stepscope.tables.compile_spans import SPANS, span_rows
+from stepscope.tables.compiles import SPANS, span_rows
 from stepscope.tables.ingest import ingest
 from stepscope.tables.reduced import SCHEMAS, Group, group_id
 from stepscope.tables.schema import SCHEMAS as TABLES
@@ -91,15 +90,17 @@ class _Essentials(KinetoTrace):
     """
 
     def _stretches(self) -> Iterator[list[Any]]:
-        wanted = _Wanted()
         for events in super()._stretches():
-            slices = [event for event in events if event.ph == "X"]
-            kept = [event for event in slices if wanted[event.cat](event.name)]
-            rest = (event for event in slices if event.cat in _OF_HOST and not wanted[event.cat](event.name))
-            first = next(rest, None)
-            if first is not None:
-                kept += [first, *deque(rest, maxlen=1)]
-            yield kept
+            kept: list[Any] = []
+            rest: list[Any] = []
+            for event in events:
+                if event.ph == "X":
+                    category, name = (text if isinstance(text, str) else "" for text in (event.cat, event.name))
+                    if _is_kept(category, name):
+                        kept.append(event)
+                    elif category in _OF_HOST:
+                        rest.append(event)
+            yield kept + ([rest[0], rest[-1]] if len(rest) > 1 else rest)
 
     def chunks(self) -> Iterator[TraceChunk]:
         for chunk in super().chunks():
@@ -109,35 +110,16 @@ class _Essentials(KinetoTrace):
             yield TraceChunk(replace(chunk.slices, **unused), chunk.flows, chunk.memory)
 
 
-class _Wanted(dict[Any, Callable[[Any], bool]]):
-    """For a category what says of a name whether slices of both are kept; each distinct name is looked at once."""
-
-    def __missing__(self, category: Any) -> Callable[[Any], bool]:
-        self[category] = found = _test_of(category if isinstance(category, str) else "")
-        return found
-
-
-def _test_of(category: str) -> Callable[[Any], bool]:
-    if category in categories.DEVICE or category == _WHOLE:
-        return lambda _: True
+@lru_cache(MAX_NAMES)
+def _is_kept(category: str, name: str) -> bool:
     if categories.is_runtime(category):
-        return _by_name(lambda name: _STARTS_WORK.search(name) is not None)
+        return _STARTS_WORK.search(name) is not None
     if category == _DEVICE_ANNOTATION:
-        return _by_name(lambda name: _kind_of_piece(name) is not None)
+        return _kind_of_piece(name) is not None
     if category in categories.OPERATORS or category == categories.ANNOTATION:
-        return _by_name(
-            lambda name: (
-                name.startswith(categories.STEP)
-                or name in SPANS
-                or is_collective_call(name)
-                or _kind_of_piece(name) is not None
-            )
-        )
-    return lambda _: False
-
-
-def _by_name(test: Callable[[str], bool]) -> Callable[[Any], bool]:
-    return lru_cache(MAX_NAMES)(lambda name: isinstance(name, str) and test(name))
+        marks = name.startswith(categories.STEP) or name in SPANS
+        return marks or is_collective_call(name) or _kind_of_piece(name) is not None
+    return category in categories.DEVICE or category == _WHOLE
 
 
 def _kind_of_piece(name: str) -> str | None:
@@ -184,7 +166,7 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
                 "collectives": _collectives(found, groups, rank.rank),
                 "work": _pieces(span, rank.rank),
                 "step_sums": _step_sums(span, found),
-                "cut": trace_steps.cut([span], recorded=recorded),
+                "cut": scene.cut([span], recorded=recorded),
                 "compiles": span_rows(tables.events),
             }
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.model.alarms import Alarm, StepBatch, StepData
+from stepscope.model.metrics import Alarm, StepBatch, StepData
 from stepscope.report import words
 from stepscope.report.escape import plain
 from stepscope.report.values import json_bytes, plain_rows

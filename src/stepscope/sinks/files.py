@@ -17,7 +17,7 @@ from stepscope.report.outputs import write_file
 from stepscope.report.table import csv_cell
 from stepscope.sinks import Sent, Target
 from stepscope.sinks.exported import PAGE, Exported
-from stepscope.tables.parts import write_parquet
+from stepscope.tables.trace_entry import write_parquet
 
 COLUMNS = ("step", "time_ns", "since_start_ns", "name", "value", "source", "rank", "process")
 ABOUT = "run.json"

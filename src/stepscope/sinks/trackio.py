@@ -42,11 +42,16 @@ def trackio(run: Exported, target: Target) -> Sent:
         database.validate_project_name(project)
         database.init_db(project)
         held = database.get_logs(project, run.name, run_id=identity)
-        points = run.together.with_columns(
-            name=pl.col("name").replace({name: f"__{name}" for name in _reserved(run.together, utils)}),
+        together = run.together
+        names = together["name"].unique().to_list()
+        reserved = {name: f"__{name}" for name in names if name in utils.RESERVED_KEYS or name.startswith("__")}
+        points = together.with_columns(
+            name=pl.col("name").replace(reserved),
             time=pl.from_epoch("time_ns", time_unit="ns").dt.strftime("%Y-%m-%dT%H:%M:%S%.6f+00:00"),
         )
-        new = missing(points, _there(held), _KEYS)
+        rows = [(name, row["timestamp"], row["step"]) for row in held for name in row.keys() - {"timestamp", "step"}]
+        schema = {"name": pl.String, "time": pl.String, "step": pl.Int64}
+        new = missing(points, pl.DataFrame(rows, schema=schema, orient="row"), _KEYS)
         _log(database, project, run, identity, new, wait)
         wait(0)
         run.findings  # noqa: B018 - made once; the report may take a while and is our own work
@@ -58,16 +63,6 @@ def trackio(run: Exported, target: Target) -> Sent:
             write_file(page, run.page, make_folder=True)
     shown = f"TRACKIO_DIR={shlex.quote(str(folder))} trackio show --project {shlex.quote(project)}"
     return Sent(str(database.get_project_db_path(project)), new.height, (), shown)
-
-
-def _reserved(points: pl.DataFrame, utils: Any) -> list[str]:
-    names = points["name"].unique().to_list()
-    return [name for name in names if name in utils.RESERVED_KEYS or name.startswith("__")]
-
-
-def _there(held: list[dict[str, Any]]) -> pl.DataFrame:
-    rows = [(name, row["timestamp"], row["step"]) for row in held for name in row.keys() - {"timestamp", "step"}]
-    return pl.DataFrame(rows, schema={"name": pl.String, "time": pl.String, "step": pl.Int64}, orient="row")
 
 
 def _log(

@@ -149,17 +149,13 @@ def _fill(tool: Any, made: Any, run: Exported, wait: Callable[[float], None], *,
     made.save(str(page), base_path=made.dir, policy="end" if resumed else "now")
     points = run.together  # behind what may fail: of a run that is online nothing can be taken back
     for time_ns, step, values in moments(points):
-        row = {_key(name): value for name, value in values.items()}
+        # what a script logs as "step" is not the axis
+        row = {PREFIX + name if PREFIX + name != AXIS else f"{AXIS} (logged)": value for name, value in values.items()}
         wait(PATIENCE_S)
         made.log(row | {AXIS: step, "_timestamp": time_ns / 1e9})
     if resumed:  # at last: it says that all is there
         made.config.update({"stepscope": run.config}, allow_val_change=True)
     return points.height
-
-
-def _key(name: str) -> str:
-    """The name of a series; what a script logs as "step" is not the axis."""
-    return f"{PREFIX}{name}" if PREFIX + name != AXIS else f"{AXIS} (logged)"
 
 
 def _holds(about: Path, identity: str) -> bool:

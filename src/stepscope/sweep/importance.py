@@ -30,10 +30,24 @@ from stepscope.model.sweep import (
     Trial,
     Value,
 )
-from stepscope.sweep import limits
 from stepscope.sweep.space import levels
 from stepscope.sweep.study import ped_anova
 from stepscope.tables.arrays import Floats
+
+# Limits, chosen by simulation: quadratics in two parameters beside an inert third, of equal or a quarter's weight, with
+# and without noise, 12 to 60 trials, 20 seeds each (tests/sweep/test_importance.py keeps the main case).
+TRIALS_PER_PARAMETER = 4  # finished ones; with fewer the inert parameter came last in half of the seeds only
+# PED-ANOVA compares the best tenth of the trials with all of them, and asks for five in that tenth. With 24 trials it
+# put the inert parameter last in 15 to 19 of 20 seeds, the surface in 19 or 20; from 50 on both do.
+PED_ANOVA_TRIALS = 50
+TERMS_SHARE = 0.5  # of the trials: a surface with more terms follows chance, so products of pairs are left out
+RIDGE = 0.02  # of the number of trials; samplers crowd around the optimum, where line and curve look alike
+FAR_OUT = 3.0  # interquartile ranges beyond the quartiles (Tukey's far out): one that diverged must not decide alone
+RESAMPLES = 200  # of the trials, and of an inert parameter's values; ends of intervals move by a few percent
+CONFIDENCE = 0.95
+INERT = 0.95  # of the shares that values dealt out anew get; an inert parameter passes once in twenty sweeps
+LEAST_SHARE = 0.05  # a parameter or a pair that decides less is not worth a trial, however certain it is
+CONTOUR_CELLS = 24  # along a side of the map of the first pair: a surface of second degree has no finer detail
 
 
 class _Scale(NamedTuple):
@@ -54,9 +68,9 @@ def importance(
     """What decides the metric at place `at`."""
     objective = objectives[at]
     done = [trial for trial in trials if trial.state == FINISHED]
-    needed = limits.TRIALS_PER_PARAMETER * len(params)
+    needed = TRIALS_PER_PARAMETER * len(params)
     if len(done) < needed:
-        each = f"{limits.TRIALS_PER_PARAMETER} for each parameter"
+        each = f"{TRIALS_PER_PARAMETER} for each parameter"
         note = f"too few to rank: {len(done)} finished trials, {needed} are needed ({each})"
         return Importance(metric=objective.name, trials=len(done), note=note)
     reached = np.array([trial.values[at] for trial in done], np.float64)
@@ -66,10 +80,10 @@ def importance(
         note = f"nothing to rank: {objective.name} is the same in all {len(done)} finished trials"
         return Importance(metric=objective.name, trials=len(done), note=note)
     scales = [_scale(param, [trial.params[param.name] for trial in done]) for param in params]
-    many = len(done) >= limits.PED_ANOVA_TRIALS
+    many = len(done) >= PED_ANOVA_TRIALS
     estimate = _ped_anova if many else _surface
     low, high = np.percentile(reached, [25, 75])
-    far = limits.FAR_OUT * (high - low)
+    far = FAR_OUT * (high - low)
     clipped = np.clip(reached, low - far, high + far) if far > 0 else reached
     sign = 1.0 if objective.direction == MINIMUM else -1.0
     clipped = sign * clipped
@@ -106,15 +120,15 @@ def _judged(
     count = len(values)
     shares = estimate(scales, values)
     drawn = []
-    for _ in range(limits.RESAMPLES):
+    for _ in range(RESAMPLES):
         rows = chance.integers(0, count, count)
         drawn.append(estimate([_rows(scale, rows) for scale in scales], values[rows]))
-    ends = np.percentile(drawn, [50 * (1 - limits.CONFIDENCE), 50 * (1 + limits.CONFIDENCE)], axis=0)
+    ends = np.percentile(drawn, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)], axis=0)
     # the interval holds its estimate: shares of trials drawn twice are biased towards each other
     lows, highs = np.minimum(ends[0], shares), np.maximum(ends[1], shares)
     inert = _inert_ped_anova if estimate is _ped_anova else _inert_surface
-    usual, most = np.percentile(inert(scales, values, chance), [50, 100 * limits.INERT], axis=0)
-    important = [bool(is_so) for is_so in (shares > most) & (lows > usual) & (np.array(shares) >= limits.LEAST_SHARE)]
+    usual, most = np.percentile(inert(scales, values, chance), [50, 100 * INERT], axis=0)
+    important = [bool(is_so) for is_so in (shares > most) & (lows > usual) & (np.array(shares) >= LEAST_SHARE)]
     return shares, [(float(low), float(high)) for low, high in zip(lows, highs, strict=True)], important
 
 
@@ -127,14 +141,14 @@ def _inert_surface(scales: Sequence[_Scale], values: Floats, chance: np.random.G
             ]
             for number, scale in enumerate(scales)
         ]
-        for _ in range(limits.RESAMPLES)
+        for _ in range(RESAMPLES)
     ]
 
 
 def _inert_ped_anova(scales: Sequence[_Scale], values: Floats, chance: np.random.Generator) -> list[list[float]]:
     """The same. A parameter's divergence is its own affair, so what is reached is dealt out anew for all at once."""
     known = np.array(_divergences(scales, values))
-    dealt = [np.array(_divergences(scales, chance.permutation(values))) for _ in range(limits.RESAMPLES)]
+    dealt = [np.array(_divergences(scales, chance.permutation(values))) for _ in range(RESAMPLES)]
     return [(each / np.maximum(known.sum() - known + each, np.finfo(float).tiny)).tolist() for each in dealt]
 
 
@@ -214,11 +228,11 @@ def _columns(scales: Sequence[_Scale]) -> tuple[list[Floats], list[frozenset[int
 
 def _fitted(scales: Sequence[_Scale], values: Floats) -> _Fit:
     columns, owners, alone = _columns(scales)
-    kept = len(columns) if len(columns) <= len(values) * limits.TERMS_SHARE else alone
+    kept = len(columns) if len(columns) <= len(values) * TERMS_SHARE else alone
     table = np.stack(columns[:kept], axis=1)
     means, mean = table.mean(axis=0), float(values.mean())
     table, centred = table - means, values - mean
-    ridge = limits.RIDGE * len(values) * np.eye(kept)
+    ridge = RIDGE * len(values) * np.eye(kept)
     weights = np.linalg.solve(table.T @ table + ridge, table.T @ centred)
     rest = centred - table @ weights
     total = float((weights**2).sum() + rest @ rest / max(len(values) - 1, 1))
@@ -234,7 +248,7 @@ def _pairs(fit: _Fit) -> list[tuple[tuple[int, int], float]]:
     """Pairs of parameters that decide something together, with their share, the largest first."""
     every = {(min(owner), max(owner)) for owner in fit.owners if len(owner) == 2}
     shares = [(pair, fit.share(lambda owner, pair=pair: owner == set(pair))) for pair in every]  # type: ignore[misc]
-    return sorted((each for each in shares if each[1] >= limits.LEAST_SHARE), key=lambda each: (-each[1], each[0]))
+    return sorted((each for each in shares if each[1] >= LEAST_SHARE), key=lambda each: (-each[1], each[0]))
 
 
 def _contour(
@@ -262,12 +276,8 @@ def _side(param: Parameter, scale: _Scale) -> tuple[Floats, tuple[Value, ...]]:
     if param.choices:
         assert scale.levels is not None
         return scale.levels, tuple(sorted(param.choices, key=float))
-    few = scale.levels is not None and len(scale.levels) <= limits.CONTOUR_CELLS
-    units = (
-        scale.levels
-        if few and scale.levels is not None
-        else (np.arange(limits.CONTOUR_CELLS) + 0.5) / limits.CONTOUR_CELLS
-    )
+    few = scale.levels is not None and len(scale.levels) <= CONTOUR_CELLS
+    units = scale.levels if few and scale.levels is not None else (np.arange(CONTOUR_CELLS) + 0.5) / CONTOUR_CELLS
     ends = np.array([param.low, param.high], np.float64)
     found = np.exp(np.interp(units, [0, 1], np.log(ends))) if param.log else np.interp(units, [0, 1], ends)
     return units, tuple(found.tolist())

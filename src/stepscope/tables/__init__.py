@@ -1,8 +1,8 @@
-"""Rows to typed columns: `build` makes the tables of a run, `store` keeps them as Parquet, `schema` defines them."""
+"""Rows to typed columns: `build` makes the tables of a run, `schema` defines them."""
 
 from __future__ import annotations
 
-from stepscope.cached import default_folder
+from stepscope.files import default_folder
 from stepscope.tables.build import build
 from stepscope.tables.cache import BuildOptions
 from stepscope.tables.schema import SCHEMAS, Tables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,22 @@ def place_among_equals(keys: Int64, order: Int64) -> Int64:
     place = np.empty(len(keys), np.int64)
     place[order] = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order], side="left")
     return place
+
+
+def decode(values: Sequence[str | None], codes: npt.NDArray[np.integer]) -> pl.Series:
+    """A column of texts from codes, which are positions in `values`; -1 is null."""
+    index = pl.Series(codes, dtype=pl.Int32)
+    if not len(values):
+        return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
+    if len(codes) and codes.min() < 0:
+        index = index.set(index < 0, None)
+    return pl.Series(values, dtype=pl.String).gather(index)
+
+
+def with_ids(columns: dict[str, Any], *ids: str) -> pl.DataFrame:
+    """A frame of these columns; `ids` are numbers of rows, in which `NONE` becomes null."""
+    known = (pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name) for name in ids)
+    return pl.DataFrame(columns).with_columns(known)
 
 
 def return_freed_memory(slices: int) -> None:

@@ -1,33 +1,36 @@
 """Rows to typed tables: joins processes to ranks, slices to steps, stacks to phases; decides nothing else.
 
-What ran, from manifests and rank.json files; a field no one recorded is None or empty.
+What ran, from manifests and rank.json files; a field no one recorded is None or empty. `write` keeps the tables as
+Parquet files (zstd) in RUN/tables: derived, safe to delete, readable by anything. `tables.json` beside them holds the
+version and what is no table. It is removed first and written last, so an interrupted write never looks whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import RunFacts, SourceFiles
 from stepscope.read.raw import RawRank, RawRun
 from stepscope.read.text import integer, moment_ns, string
+from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables import compiles, journal
 from stepscope.tables.arrays import return_freed_memory
-from stepscope.tables.cache import BuildOptions
-from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.cache import BuildOptions, EventsTable, events_table
 from stepscope.tables.job import job_facts
-from stepscope.tables.journal import steps_table
+from stepscope.tables.journal import chosen, steps_table
 from stepscope.tables.metrics import metrics_table
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
-from stepscope.tables.schema import RankInfo, Tables
+from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
 from stepscope.tables.stacks import StackRows, foreign_processes
-from stepscope.tables.step_range import chosen
-from stepscope.tables.trace_entry import ReadTrace
+from stepscope.tables.trace_entry import ReadTrace, write_parquet
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -183,3 +186,24 @@ def _texts(value: Any) -> dict[str, str]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+FOLDER = "tables"
+TABLES_INDEX = "tables.json"
+
+
+def write(tables: Tables, folder: Path) -> Path:
+    """Write every table to `folder`/tables and return that folder; raises OSError."""
+    target = folder / FOLDER
+    target.mkdir(parents=True, exist_ok=True)
+    (target / TABLES_INDEX).unlink(missing_ok=True)
+    for name in SCHEMAS:
+        write_parquet(getattr(tables, name), target / f"{name}.parquet")
+    index = {
+        "schema": TABLES_SCHEMA,
+        **{name: getattr(tables, name) for name in ("run", "quality", "ranks", "manifests")},
+    }
+    part = target / f"{TABLES_INDEX}.part"
+    part.write_bytes(msgspec.json.encode(index))
+    part.replace(target / TABLES_INDEX)
+    return target

@@ -1,8 +1,9 @@
-"""Traces taken in, or found in the cache: a folder of Parquet files for each, found again by the content of its file.
+"""Traces taken in, or found in the cache, and the tables `events`, `links`, `memory` and `traces` of all of them.
 
-An entry is made beside its final place and moved there in one step, so what is not whole is never seen. One that cannot
-be read is made again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side
-by side, in processes.
+The cache holds a folder of Parquet files for each trace, found again by the content of its file. An entry is made
+beside its final place and moved there in one step, so what is not whole is never seen. One that cannot be read is made
+again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side by side, in
+processes.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import re
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import polars as pl
 from msgspec import Struct
 
-from stepscope.beside import Beside, Ended, started
-from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read.ahead import TraceAhead
-from stepscope.read.kineto import KinetoTrace
-from stepscope.tables.ingest import ingest
-from stepscope.tables.step_range import StepRange, Steps, is_large, step_range
-from stepscope.tables.trace_entry import StoredTrace, index_of, read
-from stepscope.workers import main_is_guarded, usable_cores
+from stepscope.files import DIGEST_BYTES, INDEX, key_of
+from stepscope.read.kineto import KinetoTrace, TraceAhead
+from stepscope.read.raw import RawRank, TraceRef
+from stepscope.tables.ingest import StepRange, ingest, is_large, step_range
+from stepscope.tables.journal import Steps
+from stepscope.tables.schema import empty
+from stepscope.tables.trace_entry import ReadTrace, StoredTrace, index_of, load, read
+from stepscope.workers import Ended, main_is_guarded, started, usable_cores
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
@@ -103,49 +106,41 @@ def _make(source: KinetoTrace, entry: Path, near: StepRange | None = None, steps
 def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
     """As `fetch`, with what had to be made in memory; without a `root` nothing is written.
 
-    The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
+    The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again. Where a process
+    reads the trace already and can, it comes from there.
     """
-    ahead = started(path)
-    if root is None:
-        return Entry(path, _taken_in(path, ahead, progress, None))
-    entry = root / key_of(path)
-    if _is_there(entry):
-        if ahead is not None:
-            ahead.stop()
-        return Entry(entry)
-    part = _new_part(root)
-    made = _making[entry] = threading.Event()
+    ahead, entry, part = started(path), path, None
+    if root is not None:
+        entry = root / key_of(path)
+        if _is_there(entry):
+            if ahead is not None:
+                ahead.stop()
+            return Entry(entry)
+        part = _new_part(root)
+        _making[entry] = threading.Event()
 
     def settle(whole: bool) -> None:
+        if part is None:
+            return
         try:
             if whole:
                 _move(part, entry)
-                prune(root)
+                prune(entry.parent)
         except OSError:
             pass  # the cache is no place to write to any more
         finally:
             shutil.rmtree(part, ignore_errors=True)
             made.set()
 
+    made = _making.get(entry, threading.Event())
     try:
-        return Entry(entry, _taken_in(path, ahead, progress, part, settle))
+        if ahead is not None:
+            with suppress(Ended):
+                return Entry(entry, ingest(TraceAhead(ahead, progress), part, settle))
+        return Entry(entry, ingest(KinetoTrace(path, progress=progress), part, settle))
     except BaseException:
         settle(whole=False)
         raise
-
-
-def _taken_in(
-    path: Path,
-    ahead: Beside | None,
-    progress: Tell | None,
-    target: Path | None,
-    settle: Callable[[bool], None] | None = None,
-) -> StoredTrace:
-    """Take in a trace, from the process that reads it already if there is one and it can."""
-    if ahead is not None:
-        with suppress(Ended):
-            return ingest(TraceAhead(ahead, progress), target, settle)
-    return ingest(KinetoTrace(path, progress=progress), target, settle)
 
 
 def _is_there(entry: Path) -> bool:
@@ -212,37 +207,31 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
     """For each trace its tables, or why there are none; of some only the steps beside it are wanted."""
     workers = _workers([path for path, _ in wanted], options)
     if workers < 2:
-        return [_alone(path, folder, options, steps) for path, steps in wanted]
+        return [_obtained(path, folder, steps, options) for path, steps in wanted]
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_fetch, path, folder, steps) for path, steps in wanted]
+        pending = [pool.submit(_obtained, path, folder, steps) for path, steps in wanted]
         for (path, steps), future in zip(wanted, pending, strict=True):
             try:
                 found.append(future.result())
             except BrokenProcessPool:
                 # A process was killed, mostly for the memory of several at once: what is left goes one by one.
-                found.append(_alone(path, folder, options, steps))
+                found.append(_obtained(path, folder, steps, options))
             if options.progress is not None and path.exists():
                 options.progress(path.name, _size(path), _size(path))
     return found
 
 
-def _fetch(path: Path, folder: Path, steps: Steps | None) -> Entry | str:
-    try:
-        return Entry(fetch(path, folder, None, steps))
-    except (OSError, UnreadableInputError) as error:
-        return str(error)
-
-
-def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None) -> Entry | str:
-    progress = options.progress
+def _obtained(path: Path, folder: Path, steps: Steps | None, options: BuildOptions | None = None) -> Entry | str:
+    """Without `options` in a process of its own, which hands no tables over."""
+    progress = None if options is None else options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
     try:
-        if options.steps is not None:
+        if options is None or options.steps is not None:
             # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
             return Entry(fetch(path, folder, tell, steps))
         return obtain(path, folder if folder == options.cache else None, tell)
@@ -263,3 +252,76 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+_DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
+
+
+class EventsTable(Struct, frozen=True):
+    """What the traces of a run hold. `counts` are those of all `read` ones, `unreadable` is "process/trace" -> why."""
+
+    events: pl.DataFrame
+    links: pl.DataFrame
+    memory: pl.DataFrame
+    traces: pl.DataFrame
+    read: tuple[ReadTrace, ...]
+    counts: Counter[str]
+    unreadable: dict[str, str]
+
+
+def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
+    """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in ("events", "links", "memory", "traces")}
+    read, unreadable = _read_all(ranks, options, frames)
+    counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
+    # what the traces were read into is gone by now, or it would stand beside what is made of it
+    made = {name: _joined(parts) if parts else empty(name) for name, parts in frames.items()}
+    return EventsTable(**made, read=read, counts=counts, unreadable=unreadable)
+
+
+def _read_all(
+    ranks: Sequence[RawRank], options: BuildOptions, frames: dict[str, list[pl.DataFrame]]
+) -> tuple[tuple[ReadTrace, ...], dict[str, str]]:
+    # steps of a journal are no steps of the trace
+    wanted = [(rank, ref, None if rank.steps else options.steps) for rank in ranks for ref in rank.traces]
+    read: list[ReadTrace] = []
+    unreadable: dict[str, str] = {}
+    rows = 0
+    with cache_folder(options) as root:
+        found = collect([(ref.path, steps) for _, ref, steps in wanted], root, options)
+        for (rank, ref, steps), entry in zip(wanted, found, strict=True):
+            try:
+                if isinstance(entry, str):
+                    raise UnreadableInputError(entry)
+                trace, loaded = _loaded(entry, rank, ref, rows, root, steps, options)
+            except _DAMAGED as error:
+                unreadable[f"{rank.name}/{ref.name}"] = str(error)
+                continue
+            read.append(trace)
+            for name, parts in loaded.items():
+                frames[name] += parts
+            rows += sum(part.height for part in loaded["events"])
+    return tuple(read), unreadable
+
+
+def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
+    whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
+    parts.clear()
+    names = whole.columns
+    pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
+    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
+    return whole.hstack(joined).select(names) if joined else whole
+
+
+def _loaded(
+    entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, steps: Steps | None, options: BuildOptions
+) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
+    """The rows of a trace; an entry that turns out damaged is made once more, and raises what it raises then."""
+    try:
+        return load(entry.read(), rank, ref, first_id, options.steps)
+    except _DAMAGED:
+        if entry.content is None:  # else nothing was read from a folder
+            shutil.rmtree(entry.folder, ignore_errors=True)
+    made = Entry(fetch(ref.path, root, steps=steps))
+    return load(made.read(), rank, ref, first_id, options.steps)

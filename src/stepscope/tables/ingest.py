@@ -2,11 +2,15 @@
 
 What is kept of a trace in memory at once is a few numbers per slice; texts and arguments are on disk by then, unless
 they are asked for. Ids are rows of the trace; `trace_entry` moves them when several traces become one table.
+
+Of a large trace only the slices around the steps that are asked for are taken: the file is read twice instead of being
+held whole. The first pass decodes only the annotations of steps. The second is the usual one, and lets go what is far
+from the steps. What is kept is decided exactly by `trace_entry.load`, as for any trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +20,122 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from stepscope import __version__
-from stepscope.cached import INDEX, LAYOUT
-from stepscope.read.trace import MISSING, TraceSource, TraceSummary
+from stepscope.files import INDEX, LAYOUT, open_regular
+from stepscope.read.kineto import KinetoTrace
+from stepscope.read.streams import GZIP
+from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSource, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import Bools, Int32, Int64
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, with_ids
+from stepscope.tables.categories import STEP
+from stepscope.tables.journal import Steps, chosen, trace_steps
 from stepscope.tables.nesting import by_value, nest
-from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode, with_ids
-from stepscope.tables.step_range import StepRange
-from stepscope.tables.trace_entry import LINKS, MARKS, MEMORY, TREE, StoredTrace, TraceIndex
+from stepscope.tables.trace_entry import (
+    LINKS,
+    MARKS,
+    MEMORY,
+    TREE,
+    Columns,
+    PartWriter,
+    StoredTrace,
+    TextCodes,
+    TraceIndex,
+)
+
+# All of a trace takes about its unpacked size while its slices are nested and linked; real traces pack to a thirteenth.
+LARGE_BYTES = 2**30
+_PACKED = 13
+# A device works off what the host has launched before. So many steps are taken on both sides: who launched what runs in
+# the first one, and what the last one launched. A queue holds about 1,000 launches, which are some 2 MB of a trace;
+# launches of CUDA graphs are followed by many kernels each.
+_BEHIND_STEPS = 3
+_BEHIND_BYTES = 100 * 10**6  # unpacked; where steps are small, as many as take this
+
+
+class StepRange(Struct, frozen=True):
+    """Stretches of time of a trace, disjoint and in order: ns since its base."""
+
+    starts: Int64
+    ends: Int64
+
+    def only(self, chunk: TraceChunk) -> TraceChunk:
+        """What touches the stretches, and all annotations of steps, as they tell the steps' numbers."""
+        slices = chunk.slices
+        is_step = np.array([*(name.startswith(STEP) for name in slices.name.values), False])[slices.name.codes]
+        near = self._touched(slices.start_ns, slices.start_ns + slices.duration_ns) | is_step
+        return TraceChunk(
+            _rows(slices, near),
+            _rows(chunk.flows, self._touched(chunk.flows.time_ns, chunk.flows.time_ns)),
+            _rows(chunk.memory, self._touched(chunk.memory.time_ns, chunk.memory.time_ns)),
+        )
+
+    def holds(self, marks: pl.DataFrame, wanted: Steps, base_ns: int) -> bool:
+        """Whether the wanted ones of the steps that the second pass found lie in it; damage may hide them from one."""
+        return all(
+            bool(np.any((self.starts <= start) & (start + row["wall_ns"] <= self.ends)))
+            for row in chosen(trace_steps(marks), wanted)
+            for start in (row["start_ns"] - base_ns,)
+        )
+
+    def _touched(self, starts: Int64, ends: Int64) -> Bools:
+        following = np.searchsorted(self.ends, starts)  # the first stretch that does not end before
+        begun = np.append(self.starts, np.iinfo(np.int64).max)[following] <= ends
+        return np.asarray(begun, np.bool_)
+
+
+def _rows(columns: Any, kept: Bools) -> Any:
+    return replace(columns, **{name: _cut_column(column, kept) for name, column in asdict(columns).items()})
+
+
+def _cut_column(column: Text | npt.NDArray[Any], kept: Bools) -> Text | npt.NDArray[Any]:
+    if isinstance(column, Text):
+        return Text(column.values, column.codes[kept])
+    if column.strides == (0,):  # one value stands for all rows
+        return np.broadcast_to(column[:1], (int(kept.sum()),))
+    return column[kept]
+
+
+def is_large(path: Path) -> bool:
+    """Whether all of a trace at once is too much; raises OSError."""
+    return _unpacked_bytes(path) >= LARGE_BYTES
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """About how large a trace is; raises OSError."""
+    with open_regular(path, follow=True) as file:
+        packed = file.read(len(GZIP)) == GZIP
+    return path.stat().st_size * (_PACKED if packed else 1)
+
+
+def step_range(path: Path, wanted: Steps, progress: Callable[[int, int], None] | None) -> StepRange | None:
+    """Where the wanted steps lie, by a pass over the file; None where it tells of none of them.
+
+    Raises UnreadableInputError and OSError.
+    """
+    source = KinetoTrace(path, progress=progress, only=STEP.encode())
+    frames = []
+    for chunk in source.chunks():
+        slices = chunk.slices
+        columns = {
+            "category": decode(slices.category.values, slices.category.codes),
+            "name": decode(slices.name.values, slices.name.codes),
+            "start_ns": slices.start_ns,
+            "duration_ns": slices.duration_ns,
+        }
+        frames.append(pl.DataFrame(columns))
+    steps = trace_steps(pl.concat(frames)) if frames else []
+    rows = chosen(steps, wanted)
+    if not rows:
+        return None
+    behind = max(_BEHIND_STEPS, _BEHIND_BYTES * len(steps) // max(1, _unpacked_bytes(path)))
+    starts, walls = (np.array([row[name] for row in rows], np.int64) for name in ("start_ns", "wall_ns"))
+    ends = starts + (1 + behind) * walls
+    starts = starts - behind * walls
+    apart = np.flatnonzero(starts[1:] > np.maximum.accumulate(ends)[:-1]) + 1
+    return StepRange(starts[[0, *apart]], np.maximum.reduceat(ends, [0, *apart]))
+
 
 LONGEST_NS = 7 * 24 * 3600 * 10**9  # of a slice
 # Slices that must begin and end inside another before its end is taken for late, and for how much of it.
@@ -36,7 +146,6 @@ _MAX_START_NS = 2**62
 
 LAUNCH_ARROWS = ("ac2g", "async")  # the second is what writers of 2021 called it
 FORWARD_ARROWS = ("fwdbwd",)
-_TIMES = (("track", np.int32), ("start_ns", np.int64), ("duration_ns", np.int64))
 _TEXTS = ("category", "name", "track")
 _SPARSE = ("correlation", "external_id", "sequence", "forward_thread")
 _MEMORY_NUMBERS = ("time_ns", "address", "bytes", "device_type", "device", "allocated_bytes", "reserved_bytes")
@@ -61,32 +170,41 @@ def ingest(
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
         taken = _take(source, writer, only)
-        base_ns = taken.summary.base_ns
-        track, start, duration = (taken.whole(name, dtype) for name, dtype in _TIMES)
-        flags = _Flags(taken)
-        repaired = repair(track, start, duration, is_device=flags.device)
-        frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), taken.texts["track"], base_ns), MEMORY)
-        frames[MARKS] = writer.write(_marks_frame(taken, start, duration, base_ns), MARKS)
+        base_ns, texts = taken.summary.base_ns, taken.texts
+        category, name, track, start, duration = map(taken.slices.dense, (*_TEXTS, "start_ns", "duration_ns"))
+        frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)
+
+        def each(said: Callable[[str], bool], what: str = "category", codes: Int32 = category) -> Bools:
+            return np.array([*map(said, texts[what].values), False], dtype=bool)[codes]
+
+        is_device, is_runtime = each(categories.DEVICE.__contains__), each(categories.is_runtime)
+        is_operator = each(categories.OPERATORS.__contains__)
+        graph_launch = is_runtime & each(categories.is_graph_launch, "name", name)
+        is_mark = each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name", name)
+        repaired = repair(track, start, duration, is_device=is_device)
+        # the slices that mark a step, in the order of the trace
+        marks = {what: decode(texts[what].values, taken.slices.dense(what)[is_mark]) for what in ("category", "name")}
+        marked = {**marks, "start_ns": start[is_mark] + base_ns, "duration_ns": duration[is_mark]}
+        frames[MARKS] = writer.write(pl.DataFrame(marked), MARKS)
+        kinds: dict[str, Any] = {
+            "is_function": each(categories.FUNCTION.__eq__),
+            "is_annotation": each(categories.ANNOTATION.__eq__),
+            "precedence": np.array([*map(categories.precedence, texts["category"].values), 0], np.int8)[category],
+        }
         taken.slices.forget("category", "name", "start_ns", "duration_ns")
-        nesting = nest(
-            track,
-            start,
-            duration,
-            is_function=flags.function,
-            is_annotation=flags.annotation,
-            precedence=flags.precedence,
-        )
+        del category, name, is_mark, each
+        nesting = nest(track, start, duration, **kinds)
         slices = links.Slices(
-            track, start, duration, nesting.parent, nesting.frame,
-            flags.device, flags.runtime, flags.operator, flags.graph_launch,
-            correlation=taken.sparse("correlation"), external_id=taken.sparse("external_id"),
+            track, start, duration, nesting.parent, nesting.frame, is_device, is_runtime, is_operator, graph_launch,
+            correlation=taken.slices.sparse("correlation"), external_id=taken.slices.sparse("external_id"),
         )  # fmt: skip
-        numbered = _numbered(taken, track, start, flags.operator)
+        numbered = _numbered(taken, track, start, is_operator)
         linked, forward_of = links.link(slices, _arrows(taken, LAUNCH_ARROWS), numbered, _arrows(taken, FORWARD_ARROWS))
         frames[LINKS] = writer.write(linked, LINKS)
         clipped = nesting.clipped
-        summary, device = taken.summary, categories.device_kind(taken.texts["category"].values)
-        del taken, flags, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        summary, device = taken.summary, categories.device_kind(texts["category"].values)
+        del taken, kinds, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        del is_device, is_runtime, is_operator, graph_launch
         start += base_ns
         tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
         tree |= {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
@@ -125,16 +243,10 @@ class _Taken(Struct, frozen=True):
     texts: dict[str, TextCodes]
     summary: TraceSummary
 
-    def whole(self, name: str, dtype: type[np.generic]) -> Any:
-        return self.slices.dense(name).astype(dtype, copy=False)
-
-    def sparse(self, name: str) -> tuple[Int64, Int64]:
-        rows, values = self.slices.sparse(name)
-        return rows, values.astype(np.int64, copy=False)
-
 
 def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
-    slices, flows, memory = Columns(), Columns(), Columns()
+    slices, flows = Columns(dict.fromkeys(_TEXTS, np.int32)), Columns({"track": np.int32, "finish": np.bool_})
+    memory = Columns({"track": np.int32})
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
     track = texts["track"]
     for whole in source.chunks():
@@ -155,75 +267,34 @@ def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _T
     return _Taken(slices, flows, memory, texts, source.summary())
 
 
-class _Flags:
-    def __init__(self, taken: _Taken) -> None:
-        category = taken.whole("category", np.int32)
-        names = taken.texts["category"].values
-        self.function = _each(category, (name == categories.FUNCTION for name in names))
-        self.annotation = _each(category, (name == categories.ANNOTATION for name in names))
-        self.device = _each(category, (name in categories.DEVICE for name in names))
-        self.runtime = _each(category, (categories.is_runtime(name) for name in names))
-        self.operator = _each(category, (name in categories.OPERATORS for name in names))
-        self.precedence = np.array([*map(categories.precedence, names), 0], np.int8)[category]
-        graph = (categories.is_graph_launch(name) for name in taken.texts["name"].values)
-        self.graph_launch = self.runtime & _each(taken.whole("name", np.int32), graph)
-
-
-def _each(codes: Int32, values: Iterable[bool]) -> Bools:
-    return np.array([*values, False], dtype=bool)[codes]
-
-
 def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
     """Pairs of ends with the same id; where one came several times, the last."""
     codes = [code for code, kind in enumerate(taken.texts["flow_kind"].values) if kind in kinds]
-    columns = taken.flows
-    mine = np.isin(columns.dense("kind"), codes)
-    ids, finish = columns.dense("id")[mine], columns.dense("finish")[mine].astype(np.bool_, copy=False)
-    track = columns.dense("track")[mine].astype(np.int32, copy=False)
-    time = columns.dense("time_ns")[mine].astype(np.int64, copy=False)
+    mine = np.isin(taken.flows.dense("kind"), codes)
+    ids, finish, track, time = (taken.flows.dense(name)[mine] for name in ("id", "finish", "track", "time_ns"))
     heads, tails = np.flatnonzero(finish), np.flatnonzero(~finish)
-    tails = tails[np.argsort(ids[tails], kind="stable")]
-    place = np.searchsorted(ids[tails], ids[heads], side="right") - 1
-    known = place >= 0
-    known[known] = ids[tails[place[known]]] == ids[heads[known]]
-    start, end = tails[place[known]], heads[known]
-    return links.Arrows(track[start], time[start], track[end], time[end])
+    last = links.last_until((ids[tails], np.zeros_like(tails)), (ids[heads], np.zeros_like(heads)))
+    start, end = tails[last[last >= 0]], heads[last >= 0]
+    return (track[start], time[start]), (track[end], time[end])
 
 
 def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> links.Numbered:
-    rows, sequence = taken.sparse("sequence")
+    rows, sequence = taken.slices.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
-    thread = links.value_at(taken.sparse("forward_thread"), rows)
-    names = taken.texts["track"].values
-    numbers: dict[str, int] = {}
-    process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)
+    thread, numbers = links.value_at(taken.slices.sparse("forward_thread"), rows), Numbers[str]()
+    process = np.array([*(numbers[name.rpartition("/")[0]] for name in taken.texts["track"].values), 0], np.int64)
     return links.Numbered(rows, process[track[rows]], track[rows], start[rows], sequence, thread)
 
 
-def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:
-    """Category, name, start and duration of the slices that mark a step, in the order of the trace."""
-    wanted = [name.startswith((categories.STEP, categories.OPTIMIZER)) for name in taken.texts["name"].values]
-    name = taken.whole("name", np.int32)
-    rows = np.flatnonzero(np.array([*wanted, False])[name])
-    return pl.DataFrame(
-        {
-            "category": decode(taken.texts["category"].values, taken.whole("category", np.int32)[rows]),
-            "name": decode(taken.texts["name"].values, name[rows]),
-            "start_ns": start_ns[rows] + base_ns,
-            "duration_ns": duration_ns[rows],
-        }
-    )
-
-
 def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFrame:
-    columns: dict[str, Int64] = {name: rows.dense(name).astype(np.int64, copy=False) for name in _MEMORY_NUMBERS}
+    columns: dict[str, Int64] = {name: rows.dense(name) for name in _MEMORY_NUMBERS}
     frame = pl.DataFrame(
         {
             "device": _devices(columns["device_type"], columns["device"]),
             "time_ns": columns["time_ns"] + base_ns,
             **{name: columns[name] for name in _MEMORY_KEPT},
-            "track": decode(tracks.values, rows.dense("track").astype(np.int32, copy=False)),
+            "track": decode(tracks.values, rows.dense("track")),
         }
     )
     return frame.with_columns(pl.when(pl.col(name) != MISSING).then(pl.col(name)).alias(name) for name in _MEMORY_KEPT)

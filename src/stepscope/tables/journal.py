@@ -19,6 +19,7 @@ from stepscope.tables.arrays import NONE, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import SCHEMAS
 
+Steps = tuple[int, int]  # the first and the last, both included
 _COLUMNS = ("kind", "time_ns", "duration_ns", "step")
 
 
@@ -149,3 +150,7 @@ def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
         for (start, end, number), after in zip(found, following, strict=False)
         if (wall := (end if after is None else min(end, after)) - start) > 0
     ]
+
+
+def chosen(steps: list[dict[str, Any]], wanted: Steps | None) -> list[dict[str, Any]]:
+    return steps if wanted is None else [row for row in steps if wanted[0] <= row["step"] <= wanted[1]]

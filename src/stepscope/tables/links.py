@@ -15,9 +15,7 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
-from stepscope.tables.nesting import by_value
-from stepscope.tables.parts import decode, with_ids
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb, decode, with_ids
 
 METHODS = ("correlation", "flow", "external_id", "containment")
 CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)
@@ -42,11 +40,8 @@ class Slices(Struct, frozen=True):
     external_id: tuple[Int64, Int64]
 
 
-class Arrows(Struct, frozen=True):
-    from_track: Int32
-    from_ns: Int64
-    to_track: Int32
-    to_ns: Int64
+Ends = tuple[Int32, Int64]  # tracks and times
+Arrows = tuple[Ends, Ends]  # from where to where
 
 
 def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows) -> tuple[pl.DataFrame, Int32]:
@@ -55,7 +50,7 @@ def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows)
     launch = _by_correlation(slices, device)
     method = np.where(launch >= 0, CORRELATION, NONE).astype(np.int8)
     missing = np.flatnonzero(launch < 0)
-    if len(missing) and len(launches.to_ns):
+    if len(missing) and len(launches[1][1]):
         launch[missing] = _by_arrow(slices, launches, device[missing])
         method[missing[launch[missing] >= 0]] = FLOW
     operator = climb(slices.parent, np.where(launch >= 0, slices.parent[launch], NONE), slices.is_operator)
@@ -65,9 +60,9 @@ def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows)
         method[missing[operator[missing] >= 0]] = EXTERNAL_ID
     missing = np.flatnonzero((operator < 0) & (launch >= 0))
     if len(missing):
-        around = _moments(slices, np.flatnonzero(slices.is_operator))
         missed = launch[missing]
-        operator[missing] = around.at(slices.track[missed], slices.start_ns[missed], slack_ns=_ROUNDING_NS)
+        at = slices.track[missed], slices.start_ns[missed]
+        operator[missing] = _open_at(slices, slices.is_operator, at, slack_ns=_ROUNDING_NS)
         method[missing[operator[missing] >= 0]] = CONTAINMENT
     known = launch >= 0
     state = np.where(operator >= 0, LINKED, np.where(known, UNLINKED, BEFORE_RECORDING)).astype(np.int8)
@@ -103,10 +98,10 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
     after = np.searchsorted(call_values, wanted, side="right")
     found = (after > first) & (wanted > 0)
     result[found] = calls[first[found]]
-    for i in np.flatnonzero(found & (after - first > 1)).tolist():
-        same = calls[first[i] : after[i]]
-        place = int(np.searchsorted(slices.start_ns[same], slices.start_ns[device[i]], side="right"))
-        result[i] = same[max(place - 1, 0)]
+    several = np.flatnonzero(found & (after - first > 1))
+    if len(several):
+        last = last_until((call_values, slices.start_ns[calls]), (wanted[several], slices.start_ns[device[several]]))
+        result[several[last >= 0]] = calls[last[last >= 0]]
     return result
 
 
@@ -118,48 +113,41 @@ def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
     return np.where(known[place] == rows, values[place], NONE)
 
 
-class Moments:
-    """Some slices, to be found by the moment they begin at or by a moment inside them."""
-
-    def __init__(self, rows: Int64, track: Int32, start_ns: Int64, end_ns: Int64) -> None:
-        """The last three hold a value for each of `rows`."""
-        order = np.lexsort((start_ns, track))
-        self._rows, self._start_ns, self._end_ns = rows[order], start_ns[order], end_ns[order]
-        self._tracks, self._first = np.unique(track[order], return_index=True)
-        self._after = np.append(self._first[1:], len(order))
-
-    def at(self, track: Int32, time_ns: Int64, *, slack_ns: int = 0, exact: bool = False) -> Int64:
-        """The last slice on the track that began up to `time_ns` and lasts until it, give or take `slack_ns`.
-
-        With `exact` only slices that begin right then count.
-        """
-        result = np.full(len(time_ns), NONE, np.int64)
-        for mine in by_value(track):
-            code = track[mine[0]]
-            place = int(np.searchsorted(self._tracks, code))
-            if place == len(self._tracks) or self._tracks[place] != code:
-                continue
-            part = slice(int(self._first[place]), int(self._after[place]))
-            starts, ends, rows = self._start_ns[part], self._end_ns[part], self._rows[part]
-            last = np.searchsorted(starts, time_ns[mine], side="right") - 1
-            at = np.maximum(last, 0)
-            right = starts[at] == time_ns[mine] if exact else ends[at] + slack_ns >= time_ns[mine]
-            result[mine] = np.where((last >= 0) & right, rows[at], NONE)
-        return result
+def last_until(known: tuple[Int64, Int64], wanted: tuple[Int64, Int64]) -> Int64:
+    """For each wanted (key, time) the position of the last known one with that key and no later time, else `NONE`."""
+    keys, times = (np.concatenate([one, other]) for one, other in zip(known, wanted, strict=True))
+    count = len(known[0])
+    asked = np.arange(len(keys)) >= count
+    order = np.lexsort((asked, times, keys))  # of the same time what is known comes first
+    before = np.maximum.accumulate(np.where(asked[order], NONE, np.arange(len(order))))
+    found = np.where((before >= 0) & (keys[order[before]] == keys[order]), order[before], NONE)
+    result = np.empty(len(keys), np.int64)
+    result[order] = found
+    return result[count:]
 
 
-def _moments(slices: Slices, rows: Int64) -> Moments:
-    starts = slices.start_ns[rows]
-    return Moments(rows, slices.track[rows], starts, starts + slices.duration_ns[rows])
+def _open_at(slices: Slices, among: Bools, at: Ends, *, slack_ns: int = 0, exact: bool = False) -> Int64:
+    """The last of these slices on the track that began up to the time and lasts until it, give or take `slack_ns`.
+
+    With `exact` only slices that begin right then count.
+    """
+    rows = np.flatnonzero(among)
+    if not len(rows):
+        return np.full(len(at[0]), NONE, np.int64)
+    last = last_until((slices.track[rows], slices.start_ns[rows]), at)
+    found = np.where(last >= 0, rows[last], NONE)
+    began = slices.start_ns[found]
+    right = began == at[1] if exact else began + slices.duration_ns[found] + slack_ns >= at[1]
+    return np.where(right, found, NONE)
 
 
 def _by_arrow(slices: Slices, arrows: Arrows, device: Int64) -> Int64:
-    heads = Moments(np.arange(len(arrows.to_ns)), arrows.to_track, arrows.to_ns, arrows.to_ns)
-    arrow = heads.at(slices.track[device], slices.start_ns[device], exact=True)
+    (from_track, from_ns), heads = arrows
+    arrow = last_until(heads, (slices.track[device], slices.start_ns[device]))
+    arrow[heads[1][arrow] != slices.start_ns[device]] = NONE
     found = np.flatnonzero(arrow >= 0)
-    tails = _moments(slices, np.flatnonzero(slices.is_runtime))
     result = np.full(len(device), NONE, np.int64)
-    result[found] = tails.at(arrows.from_track[arrow[found]], arrows.from_ns[arrow[found]])
+    result[found] = _open_at(slices, slices.is_runtime, (from_track[arrow[found]], from_ns[arrow[found]]))
     return result
 
 
@@ -208,42 +196,23 @@ def _forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32
         threads, sizes = np.unique(numbered.forward_thread[mine & backward], return_counts=True)
         for thread in threads[np.argsort(-sizes)[:_MAX_THREADS]]:
             nodes = np.flatnonzero(mine & (numbered.forward_thread == thread) & (numbered.sequence >= 0))
-            found = _best_thread(numbered, makers, nodes)
-            known = found >= 0
-            forward[numbered.row[nodes[known]]] = numbered.row[found[known]]
+            best = np.full(len(nodes), NONE, np.int64)
+            for track in np.unique(numbered.track[makers]):
+                own = makers[numbered.track[makers] == track]
+                last = last_until(
+                    (numbered.sequence[own], numbered.start_ns[own]),
+                    (numbered.sequence[nodes], numbered.start_ns[nodes]),
+                )
+                found = np.where(last >= 0, own[last], NONE)
+                if (found >= 0).sum() > (best >= 0).sum():
+                    best = found
+            known = best >= 0
+            forward[numbered.row[nodes[known]]] = numbered.row[best[known]]
             method[numbered.row[nodes[known]]] = BY_SEQUENCE
-    if len(arrows.to_ns):
-        operators = _moments(slices, np.flatnonzero(slices.is_operator))
-        ends = operators.at(arrows.to_track, arrows.to_ns, exact=True)
-        starts = operators.at(arrows.from_track, arrows.from_ns, exact=True)
+    if len(arrows[1][1]):
+        starts, ends = (_open_at(slices, slices.is_operator, at, exact=True) for at in arrows)
         use = np.flatnonzero((ends >= 0) & (starts >= 0))
         use = use[forward[ends[use]] < 0]
         forward[ends[use]] = starts[use]
         method[ends[use]] = BY_FLOW
     return forward, method
-
-
-def _best_thread(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
-    best = np.full(len(nodes), NONE, np.int64)
-    for track in np.unique(numbered.track[makers]):
-        found = _makers(numbered, makers[numbered.track[makers] == track], nodes)
-        if (found >= 0).sum() > (best >= 0).sum():
-            best = found
-    return best
-
-
-def _makers(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
-    order = np.lexsort((numbered.start_ns[makers], numbered.sequence[makers]))
-    makers = makers[order]
-    sequence, start_ns = numbered.sequence[makers], numbered.start_ns[makers]
-    wanted = numbered.sequence[nodes]
-    last = np.searchsorted(sequence, wanted, side="right") - 1
-    result = np.where((last >= 0) & (sequence[np.maximum(last, 0)] == wanted), last, NONE)
-    # The same number may come again, on the way back: step over those that began after the node.
-    while True:
-        late = np.flatnonzero((result >= 0) & (start_ns[np.maximum(result, 0)] > numbered.start_ns[nodes]))
-        if not len(late):
-            break
-        below = result[late] - 1
-        result[late] = np.where((below >= 0) & (sequence[np.maximum(below, 0)] == wanted[late]), below, NONE)
-    return np.where(result >= 0, makers[np.maximum(result, 0)], NONE)

@@ -63,19 +63,22 @@ def nest(
         if len(rows) == 1:
             result.self_ns[rows] = result.extent_ns[rows] = duration_ns[rows]
             continue
-        starts, durations = start_ns[rows], duration_ns[rows]
-        order = _outer_first(starts, durations, precedence[rows])
-        rows, starts, durations = rows[order], starts[order], durations[order]
-        tree = _Track(starts, durations, is_function[rows], is_annotation[rows])
-        del starts, durations, order  # of a large track, what is not needed any more is worth freeing
-        tree.solve()
-        result.clipped += tree.clipped
+        rows = rows[_outer_first(start_ns[rows], duration_ns[rows], precedence[rows])]
+        starts, functions = start_ns[rows], is_function[rows]
+        ends = starts + duration_ns[rows]
+        parent, depth, clipped = _counted(starts, ends) or _swept(starts, ends, functions, is_annotation[rows])
+        frame = np.full(len(rows), NONE, np.int32)
+        for level in by_value(depth)[1:]:
+            above = parent[level]
+            frame[level] = np.where(functions[above], above, frame[above])
+        extent, inner = ends - starts, parent >= 0
+        # Sums of nanoseconds in floats are exact up to 104 days.
+        inside = np.bincount(parent[inner], weights=extent[inner], minlength=len(extent)).astype(np.int64)
         # positions among the sorted slices of a track as positions among all slices
-        result.parent[rows] = np.where(tree.parent < 0, NONE, rows[tree.parent])
-        result.frame[rows] = np.where(tree.frame < 0, NONE, rows[tree.frame])
-        result.depth[rows] = tree.depth
-        result.extent_ns[rows] = tree.ends - tree.starts
-        result.self_ns[rows] = tree.self_ns()
+        result.parent[rows] = np.where(inner, rows[parent], NONE)
+        result.frame[rows] = np.where(frame >= 0, rows[frame], NONE)
+        result.depth[rows], result.extent_ns[rows], result.self_ns[rows] = depth, extent, extent - inside
+        result.clipped += clipped
     return result
 
 
@@ -105,135 +108,80 @@ def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.int
     return order
 
 
-class _Track:
-    """The slices of one track, outer first; `solve` fills `parent`, `depth`, `frame` and cuts `starts` and `ends`."""
+def _counted(starts: Int64, ends: Int64) -> tuple[Int32, Int32, int] | None:
+    """Parents and depths of slices, outer first, that nest perfectly; None where they do not.
 
-    def __init__(self, starts: Int64, durations: Int64, functions: Bools, annotations: Bools) -> None:
-        count = len(starts)
-        self.starts, self.ends = starts, starts + durations
-        self.functions, self.annotations = functions, annotations
-        self.parent = np.full(count, NONE, np.int32)
-        self.depth = np.zeros(count, np.int32)
-        self.frame = np.full(count, NONE, np.int32)
-        self.clipped = 0
-
-    def solve(self) -> None:
-        if not self._count():
-            self._sweep()
-        for level in by_value(self.depth)[1:]:
-            above = self.parent[level]
-            self.frame[level] = np.where(self.functions[above], above, self.frame[above])
-
-    def self_ns(self) -> Int64:
-        extent = self.ends - self.starts
-        child = self.parent >= 0
-        # Sums of nanoseconds in floats are exact up to 104 days.
-        inside = np.bincount(self.parent[child], weights=extent[child], minlength=len(extent))
-        return extent - inside.astype(np.int64)
-
-    def _count(self) -> bool:
-        """Whether the slices nest perfectly; `parent` and `depth` are right if so.
-
-        A slice's depth is the number of slices that came before it and have not ended. Its parent is the last one
-        before it that is one level up. Both hold up to the first slice that reaches over its parent's end, so that one
-        is found.
-        """
-        starts, ends = self.starts, self.ends
-        count = len(starts)
-        ended = np.searchsorted(np.sort(ends), starts, side="right")
-        empty = ends == starts
-        if empty.any():
-            # Empty slices end where they start: those behind a slice with the same start have not come yet.
-            before = np.concatenate(([0], np.cumsum(empty)))
-            ended -= before[np.searchsorted(starts, starts, side="right")] - before[:-1]
-        depth = np.arange(count)
-        depth -= ended
-        del ended
-        if depth.max() > _DEEPEST:
-            return False
-        levels = by_value(depth)
-        for number, level in enumerate(levels):
-            if depth[level[0]] != number:
-                return False
-            if number == 0:
-                continue
-            outer = levels[number - 1]
-            places = np.searchsorted(outer, level) - 1
-            if places[0] < 0:
-                return False
-            above = outer[places]
-            if (ends[level] > ends[above]).any():
-                return False
-            self.parent[level] = above
-        self.depth[:] = depth
-        return True
-
-    def _sweep(self) -> None:
-        sweep = _Sweep(self.functions, self.annotations)
-        for first in range(0, len(self.starts), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            parent, depth = sweep.run(first, self.starts[block].tolist(), self.ends[block].tolist())
-            self.parent[block] = parent
-            self.depth[block] = depth
-        sweep.finish()
-        for i, (start, end, parent_of, level) in sweep.cut.items():
-            self.starts[i], self.ends[i] = start, end
-            self.parent[i], self.depth[i] = parent_of, level
-        self.clipped = len(sweep.cut)
+    A slice's depth is the number of slices that came before it and have not ended. Its parent is the last one before it
+    that is one level up. Both hold up to the first slice that reaches over its parent's end, so that one is found.
+    """
+    ended = np.searchsorted(np.sort(ends), starts, side="right")
+    empty = ends == starts
+    if empty.any():
+        # Empty slices end where they start: those behind a slice with the same start have not come yet.
+        before = np.concatenate(([0], np.cumsum(empty)))
+        ended -= before[np.searchsorted(starts, starts, side="right")] - before[:-1]
+    depth = np.arange(len(starts))
+    depth -= ended
+    del ended
+    if depth.max() > _DEEPEST:
+        return None
+    parent = np.full(len(starts), NONE, np.int32)
+    levels = by_value(depth)
+    for number, level in enumerate(levels):
+        if depth[level[0]] != number:
+            return None
+        if number:
+            places = np.searchsorted(levels[number - 1], level) - 1
+            above = levels[number - 1][places]
+            if places[0] < 0 or (ends[level] > ends[above]).any():
+                return None
+            parent[level] = above
+    return parent, depth.astype(np.int32), 0
 
 
-class _Sweep:
-    """One pass over a track's slices, outer first, with the open slices on a stack."""
+def _swept(starts: Int64, ends: Int64, functions: Bools, annotations: Bools) -> tuple[Int32, Int32, int]:
+    """Parents, depths and how many were cut, in `starts` and `ends`: one pass with the open slices on a stack."""
+    parent, depth = np.full(len(starts), NONE, np.int32), np.zeros(len(starts), np.int32)
+    stack, stack_ends = [NONE], [_ENDLESS]
+    late: list[tuple[int, int, int]] = []  # (start, -end, slice): those that wait for the end of another
+    cut: dict[int, tuple[int, int, int, int]] = {}  # slice -> start, end, parent, depth
 
-    def __init__(self, functions: Bools, annotations: Bools) -> None:
-        self._functions, self._annotations = functions, annotations
-        self.cut: dict[int, tuple[int, int, int, int]] = {}  # slice -> start, end, parent, depth
-        self._open = [NONE]
-        self._open_ends = [_ENDLESS]
-        self._late: list[tuple[int, int, int]] = []  # (start, -end, slice): those that wait for the end of another
-
-    def run(self, first: int, starts: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
-        """Parents and depths of the slices from `first` on; those of slices in `cut` do not count."""
-        parents: list[int] = []
-        depths: list[int] = []
-        stack, stack_ends, late = self._open, self._open_ends, self._late
-        for i, (start, end) in enumerate(zip(starts, ends, strict=True), first):
-            while late and late[0][:2] <= (start, -end):
-                self._place_late()
-            while stack_ends[-1] <= start:
-                stack_ends.pop()
-                stack.pop()
-            if end <= stack_ends[-1]:
-                parents.append(stack[-1])
-                depths.append(len(stack) - 1)
-                stack.append(i)
-                stack_ends.append(end)
-            else:
-                parents.append(NONE)
-                depths.append(0)
-                self._place(i, start, end)
-        return parents, depths
-
-    def finish(self) -> None:
-        while self._late:
-            self._place_late()
-
-    def _place_late(self) -> None:
-        start, negative_end, i = heapq.heappop(self._late)
-        self._place(i, start, -negative_end)
-
-    def _place(self, i: int, start: int, end: int) -> None:
-        stack, stack_ends = self._open, self._open_ends
+    def place(start: int, negative_end: int, i: int) -> None:
+        end = -negative_end
         while stack_ends[-1] <= start:
             stack_ends.pop()
             stack.pop()
         above, last = stack[-1], stack_ends[-1]
         if end > last:
-            if last - start < end - last or (self._annotations[i] and self._functions[above]):
+            if last - start < end - last or (annotations[i] and functions[above]):
                 # What else begins before that end still belongs to the slices now open, so this one waits its turn.
-                heapq.heappush(self._late, (last, -end, i))
+                heapq.heappush(late, (last, -end, i))
                 return
             end = last
-        self.cut[i] = (start, end, above, len(stack) - 1)
+        cut[i] = (start, end, above, len(stack) - 1)
         stack.append(i)
         stack_ends.append(end)
+
+    for first in range(0, len(starts), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        parents, depths = list[int](), list[int]()
+        for i, (start, end) in enumerate(zip(starts[block].tolist(), ends[block].tolist(), strict=True), first):
+            while late and late[0][:2] <= (start, -end):
+                place(*heapq.heappop(late))
+            while stack_ends[-1] <= start:
+                stack_ends.pop()
+                stack.pop()
+            whole = end <= stack_ends[-1]
+            parents.append(stack[-1] if whole else NONE)
+            depths.append(len(stack) - 1)
+            if whole:
+                stack.append(i)
+                stack_ends.append(end)
+            else:
+                place(start, -end, i)
+        parent[block], depth[block] = parents, depths
+    while late:
+        place(*heapq.heappop(late))
+    for i, known in cut.items():
+        starts[i], ends[i], parent[i], depth[i] = known
+    return parent, depth, len(cut)

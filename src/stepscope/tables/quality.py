@@ -15,7 +15,7 @@ from stepscope.model import Note, Quality
 from stepscope.model.counted import things
 from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
-from stepscope.tables.events import EventsTable
+from stepscope.tables.cache import EventsTable
 from stepscope.tables.job import job_notes
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses

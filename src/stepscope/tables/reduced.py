@@ -1,8 +1,11 @@
 """A run reduced near its data: a few Parquet files for each host, from which a thousand ranks can be judged.
 
-RUN/reduced/host-H holds the tables below and `reduced.json`, which is written last and carries the size and SHA-256
-of each. It may be copied away without the traces it was made of. All times are the host's own clock; missing is null,
+RUN/reduced/host-H holds the tables below and `reduced.json`, which is written last and carries the size and SHA-256 of
+each. It may be copied away without the traces it was made of. All times are the host's own clock; missing is null,
 never 0. Both sides of it are here: what writes a host, and what reads all of them.
+
+All ranks are judged by reduced tables. Stacks, traces and telemetry are read in full of those alone that the verdict
+points at, so that a report on a thousand ranks reads no more than one on a few.
 """
 
 from __future__ import annotations
@@ -14,18 +17,25 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
+from stepscope.model.ranks import RanksRead
+from stepscope.read import Chosen, read_run
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun
-from stepscope.schema import PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STEP_COLUMNS
+from stepscope.read.run_folder import ranks_in, read_accounting
+from stepscope.schema import ACCOUNTING, PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STEP_COLUMNS
+from stepscope.tables.arrays import Floats, Int64
 from stepscope.workers import side_by_side
 
 STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
@@ -408,3 +418,133 @@ def read_host(folder: Path) -> Index:
         if dict(pl.read_parquet_schema(path)) != schema:
             raise ValueError(f"{path.name} has other columns than {REDUCED_SCHEMA}")
     return index
+
+
+MOST_IN_FULL = 16  # ranks of a run that are read in full, verdict or not
+MOST_CHOSEN = 20  # of more
+READ_OF_HEALTHY = 4  # where none is a suspect
+
+
+def all_are_read(folder: Path, reduced: Reduced) -> bool:
+    """Whether a run is so small, and so completely here, that its reduced tables are not needed."""
+    return len(reduced.ranks) <= MOST_IN_FULL and ranks_in(folder) >= set(reduced.ranks)
+
+
+def chosen_ranks(reduced: Reduced, suspects: Sequence[int], asked_for: Collection[int]) -> tuple[int, ...]:
+    """The ranks to look at: suspects and their peers, of a run without any a few; and those that somebody asked for."""
+    ranks = reduced.ranks
+    some = suspects or ranks[:: max(1, len(ranks) // READ_OF_HEALTHY)][:READ_OF_HEALTHY]
+    return tuple(sorted({*some[:MOST_CHOSEN], *asked_for}))
+
+
+def read_in_full(folder: Path, reduced: Reduced, ranks: Sequence[int]) -> RawRun:
+    """These ranks with their hosts, the others left where they are; steps of reduced tables for ranks not in `folder`.
+
+    Raises UnreadableInputError where nothing of the ranks can be read.
+    """
+    here = ranks_in(folder).intersection(ranks)
+    told = as_raw(reduced, ranks)
+    told = replace(told, accounting=read_accounting(folder / ACCOUNTING, told.losses))
+    if not here:
+        return told
+    try:
+        raw = read_run(folder, Chosen(here, _hosts_of(folder, {reduced.host_of.get(rank) for rank in here})))
+    except UnreadableInputError:
+        return told
+    told = as_raw(reduced, set(ranks) - here)
+    names = {host.name for host in raw.hosts}
+    return replace(
+        raw,
+        hosts=(*raw.hosts, *(host for host in told.hosts if host.name not in names)),
+        ranks=tuple(sorted((*raw.ranks, *told.ranks), key=lambda rank: (rank.rank, rank.name))),
+    )
+
+
+def _hosts_of(folder: Path, names: Collection[str | None]) -> frozenset[str]:
+    """Those of a run folder: a node has as many as it had launchers, "node1" and "node1.2"."""
+    found = (path.name.removeprefix("host-") for path in folder.glob("host-*"))
+    known = {name for name in names if name is not None}
+    return frozenset(
+        name for name in found if not known or name in known or any(name.startswith(f"{host}.") for host in known)
+    )
+
+
+def stands_on(folder: Path, reduced: Reduced, ranks: Sequence[int]) -> RanksRead:
+    """What a report on `ranks` beside the verdict on all of them stands on."""
+    here, judged, size = ranks_in(folder), set(reduced.ranks), reduced.world_size
+    absent = None if size is None else sorted(set(range(size)) - judged - here)
+    left = sorted(here - judged)
+    told = (f"host {host.host}: {text}" for host in reduced.hosts for text in host.left_out)
+    return RanksRead(
+        hosts=len(reduced.hosts),
+        in_full=tuple(rank for rank in ranks if rank in here),
+        by_steps=tuple(rank for rank in ranks if rank not in here),
+        absent=None if absent is None else len(absent),
+        absent_ranks=ranges(absent or ()),
+        not_reduced=len(left),
+        not_reduced_ranks=ranges(left),
+        problems=(*reduced.problems, *told),
+        judged_hosts=tuple(host.host for host in reduced.hosts),
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers with those that follow each other drawn together: 0-7, 12, 40-47."""
+    said = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        said.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(said)
+
+
+_SUB = 6  # bits kept behind the leading one
+_EXACT = 2 << _SUB  # smaller values have a bin each
+MAX_VALUE = 2**53
+
+
+class Sketch(Struct, frozen=True):
+    """`bins` ascending without doubles, `counts` above 0; shape (used bins,) both."""
+
+    bins: Int64
+    counts: Int64
+
+    @property
+    def count(self) -> int:
+        return int(self.counts.sum())
+
+    def quantile(self, share: float) -> float:
+        """The value below which `share` (0 to 1) of the values lie, to within 0.8 %; NaN of nothing."""
+        if not len(self.bins):
+            return float("nan")
+        row = int(np.searchsorted(np.cumsum(self.counts), share * self.count))
+        return float(middles(self.bins)[min(row, len(self.bins) - 1)])
+
+
+def bins_of(values: Int64) -> Int64:
+    """The bin of each value; those below 0 count as 0, above 2^53 as 2^53."""
+    values = np.clip(values, 0, MAX_VALUE - 1)
+    # the exponent of a double is its number of leading bits, exactly: values are below 2^53
+    shift = np.maximum(np.frexp(values.astype(np.float64))[1] - _SUB - 1, 0).astype(np.int64)
+    bins: Int64 = (values >> shift) + shift * (_EXACT // 2)
+    return bins
+
+
+def middles(bins: Int64) -> Floats:
+    """The middle of each bin's range of values."""
+    shift = np.maximum(bins // (_EXACT // 2) - 1, 0)
+    first = (bins - shift * (_EXACT // 2)) << shift
+    return np.asarray(first + ((1 << shift) - 1) / 2, np.float64)
+
+
+def sketch(values: Int64) -> Sketch:
+    bins, counts = np.unique(bins_of(np.asarray(values, np.int64)), return_counts=True)
+    return Sketch(bins.astype(np.int64), counts.astype(np.int64))
+
+
+def merged(sketches: Iterable[Sketch]) -> Sketch:
+    parts = list(sketches)
+    none = np.zeros(0, np.int64)
+    bins, row = np.unique(np.concatenate([none, *(part.bins for part in parts)]), return_inverse=True)
+    counts = np.zeros(len(bins), np.int64)
+    np.add.at(counts, row, np.concatenate([none, *(part.counts for part in parts)]))
+    return Sketch(bins, counts)

@@ -1,26 +1,22 @@
-"""Flame graphs of traces: whose path a slice stands in, sums that are exact."""
+"""Flame graphs of traces, and the operators below sampled frames."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.trace_flame import TraceWindows
+from stepscope.analyze.pictures.trace_flame import OperatorLeaves, TraceWindows
+from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
-from tests.analyze.flame.scenes import SOURCE, TRAIN, leaves_of, of, own_values, training, trees
+from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
+from tests.builders import make_tables
 from tests.records import replace
 
 
@@ -168,74 +164,85 @@ def test_real_traces_add_up_to_their_device_time(name: str) -> None:
     )
 
 
-# ---- a real recording
-
-SCRIPT = """\
-import torch
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = torch.nn.Linear(384, 384)
-
-    def forward(self, x):
-        q = torch.linalg.qr(self.inner.weight)[0]
-        return self.inner(x) @ q  # MATMUL
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+TOP = [f"<module> ({TRAIN}:20)", f"train ({TRAIN}:2)"]
+MODULE = [
+    f"Module._wrapped_call_impl ({TORCH}/nn/modules/module.py:1773)",
+    f"Module._call_impl ({TORCH}/nn/modules/module.py:1784)",
+]
 
 
-def train():
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(160):
-        loss = model(torch.randn(64, 384)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()  # BACKWARD
-        optimizer.step()
+def sampled(of: Tables, stacks: dict[tuple[str, ...], int], sources: dict[str, str] | None = None) -> Context:
+    """`of` with sampled stacks beside the trace."""
+    rows = [{"frames": list(frames), "samples": samples} for frames, samples in stacks.items()]
+    made = make_tables(stacks=rows)
+    return Context(replace(of, stacks=made.stacks, nodes=made.nodes, frames=made.frames), sources)
 
 
-train()
-"""
+def below(context: Context, found: OperatorLeaves) -> dict[tuple[str, ...], dict[tuple[str, ...], float]]:
+    """Sampled path -> operators below its innermost frame -> value; () stands for what stays the frame's own."""
+    count = len(context.calls)
+    result: dict[tuple[str, ...], dict[tuple[str, ...], float]] = {}
+    for leaf, value in enumerate(found.value):
+        names, at = [], leaf + count
+        while at >= count:
+            names.append(found.frames[found.frame[at - count]].name)
+            at = int(found.parent[at - count])
+        path = tuple(frame.function for frame in context.calls.path(at))
+        result.setdefault(path, {(): found.own[at]})[tuple(reversed(names))] = value
+    return result
 
 
-@pytest.mark.thorough
-@pytest.mark.process
-@pytest.mark.torch
-def test_a_recorded_run(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--out", "run", "--window", "skip_first=10,active=3", "--rate", "50", "--quiet"]
-    subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=150,
-        check=True,
-    )
-    context = Context(api.open_run(tmp_path / "run").tables, {str(tmp_path / "train.py"): SCRIPT})
-    ((key, (tree, frames)),) = trees(context.tables, context.sources).items()
-    assert key == "operators"
-    found = own_values(tree, frames)
-    line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "# MATMUL" in text)
-    assert any(f"forward:{line}" in path and "aten::matmul" in path for path in found)
-    assert any("aten::linalg_qr" in path for path in found)
-    # of the training thread's slices nothing is lost but the recorder's own, and a range around no function
-    events = context.tables.events
-    thread = events.filter(pl.col("name").str.contains("AddmmBackward0")).head(1)["track"][0]
-    busy = 0
-    ours: dict[int, bool] = {}  # the recorder's wrapper is its own, what it wraps is not
-    for row in events.filter(pl.col("track") == thread).sort("depth").iter_rows(named=True):
-        recorder = "stepscope/record/" in row["name"]
-        ours[row["id"]] = ours.get(row["parent"], False) or (recorder and "/wrapper_" not in row["name"])
-        bare = row["category"] == "user_annotation" and row["parent"] is None
-        busy += 0 if ours[row["id"]] or recorder or bare else row["self_ns"]
-    assert 2.999 < busy / 1e6 / tree.value[0] < 4.001  # steps: of one the recording may hold a part
-    leaves, own = leaves_of(_main_threads(context))
-    assert leaves.own.sum() + leaves.value.sum() == own.sum()
-    assert "aten::linalg_qr" in {frame.name for frame in leaves.frames}
+def test_samples_are_split_like_the_functions_time_in_the_trace() -> None:
+    # of the 58 µs that forward() spends in itself and in operators it calls, 15 are in aten::linear and 28 in what that
+    # calls, with a launch of 1 µs in it
+    path = (*TOP, *MODULE, f"Net.forward ({TRAIN}:8)")
+    context = sampled(of(training()), {path: 590})
+    found, own = leaves_of(context)
+    (values,) = below(context, found).values()
+    assert values == {
+        (): pytest.approx(150),
+        ("aten::linear",): pytest.approx(150),
+        ("aten::linear", "aten::addmm"): pytest.approx(290),
+    }
+    assert found.own.sum() + found.value.sum() == own.sum()
 
 
-def _main_threads(context: Context) -> Context:
-    rows = context.tables.stacks.filter(
-        (pl.col("role") == "rank") & pl.col("main_thread") & pl.col("node").is_not_null()
-    )
-    return Context(replace(context.tables, stacks=rows), context.sources)
+def test_samples_that_no_trace_explains_stay_where_they_are() -> None:
+    context = sampled(of(training()), {(*TOP, f"evaluate ({ROOT}/other.py:3)"): 10})
+    found, own = leaves_of(context)
+    assert found.own.tolist() == own.tolist()
+    assert not len(found.value)
+    assert not found.frames
+
+
+NAMES = ("train", "forward", "relu_all", "other")
+
+
+STACKS = st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.integers(1, 10**9))
+CALLS = st.tuples(st.integers(-1, 20), st.sampled_from((*NAMES, "aten::a", "aten::b")), st.integers(0, 9999))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STACKS, max_size=8), st.lists(CALLS, max_size=20))
+def test_sums_of_samples_stay_exact(stacks: list[tuple[list[str], int]], slices: list[tuple[int, str, int]]) -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): train", 0, 1)
+    for number, (around, name, us) in enumerate(slices, 1):
+        parent = around if 0 <= around < number else None
+        text = name if "::" in name else f"train.py({NAMES.index(name) + 1}): {name}"
+        trace.add("cpu_op" if "::" in name else "python_function", text, number, us, parent=parent)
+    paths = {tuple(f"{name} ({TRAIN}:{len(name)})" for name in path): samples for path, samples in stacks}
+    context = sampled(tables(trace), paths)
+    found, own = leaves_of(context)
+    count = len(context.calls)
+    back = found.own.copy()
+    for leaf, value in enumerate(found.value):
+        at = int(found.parent[leaf])
+        assert at < count + leaf  # parents come first
+        while at >= count:
+            at = int(found.parent[at - count])
+        back[at] += value
+    assert np.array_equal(back, own)
+    assert (found.value >= 0).all()
+    assert (found.own >= 0).all()

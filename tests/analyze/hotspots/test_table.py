@@ -16,7 +16,7 @@ from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection, ch
 from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
 from stepscope.model.sampled import HotspotRow, Hotspots
-from stepscope.read.stacks.sampled_files import read_stack_files
+from stepscope.read.sampled_files import read_stack_files
 from stepscope.tables import build
 from stepscope.tables.schema import Tables
 from tests.analyze.shared_traces import TRACES

@@ -19,7 +19,7 @@ from stepscope.analyze.ranks import durations as rank_facts
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model import Place
 from stepscope.model.sampled import RankLines
-from stepscope.read.stacks.sampled_files import read_stack_files
+from stepscope.read.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
 from tests.records import some
 

@@ -12,7 +12,7 @@ import pytest
 from stepscope import tables
 from stepscope.analyze import Context, Facts
 from stepscope.model.sampled import SampledViews
-from stepscope.read.stacks.sampled_files import read_stack_files
+from stepscope.read.sampled_files import read_stack_files
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.records import replace
 

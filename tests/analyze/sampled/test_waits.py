@@ -18,7 +18,7 @@ from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import LoaderWait
-from stepscope.read.stacks.sampled_files import read_stack_files
+from stepscope.read.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"

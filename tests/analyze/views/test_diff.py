@@ -9,8 +9,7 @@ from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.engine.module_calls import MAX_LEVELS
 from stepscope.model.views import Diff, DiffRow
 from tests.analyze import shared_traces
-from tests.analyze.traces import tables
-from tests.analyze.views.module_traces import US, Nested, base_of
+from tests.analyze.traces import US, Nested, base_of, tables
 from tests.builders import T0
 
 TWO_STEPS = [(0.0, 1000.0), (1000.0, 1000.0)]

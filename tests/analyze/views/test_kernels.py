@@ -13,8 +13,7 @@ from stepscope.analyze.views import kernels
 from stepscope.analyze.views.kernels import short_names
 from stepscope.analyze.views.kernels import uses_tensor_cores as uses
 from tests.analyze import shared_traces
-from tests.analyze.traces import tables
-from tests.analyze.views.module_traces import US, Nested, base_of
+from tests.analyze.traces import US, Nested, base_of, tables
 
 PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
 ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
@@ -72,21 +71,6 @@ def test_figures_of_the_tensorboard_plugin(run: str) -> None:
             *("Name", "Tensor Cores Used", "Calls", "Total Duration (us)", "Mean Duration (us)", "Max Duration (us)"),
             *("Min Duration (us)", "Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"),
         ]
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files())
-def test_every_kernel_is_in_the_table_once(name: str) -> None:
-    base = base_of(shared_traces.run_of(name).tables)
-    for span in base.spans:
-        by_name, by_launch = (kernels.table(base, span=span.ref, by=by) for by in ("name", "launch"))
-        assert sum(row.calls for row in by_name) == sum(row.calls for row in by_launch)
-        assert sum(row.total_ns for row in by_name) == sum(row.total_ns for row in by_launch)
-        assert len({row.short_name for row in by_name}) == len(by_name)
-        if by_name:
-            assert sum(row.share for row in by_name) == pytest.approx(1)
-        for row in by_name:
-            assert row.min_ns <= row.mean_ns <= row.max_ns
 
 
 LAMBDA = "::{lambda()#1}::operator()() const::{lambda(float, float)#1}"

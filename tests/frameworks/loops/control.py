@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 TRUTH = "LOOP_TRUTH"
+PHASES = ("data", "forward", "backward", "optimizer", "other")
 FEATURES, WIDTH, CLASSES = 512, 1024, 10
 
 torch.set_num_threads(1)  # the recorded run shall compute what the plain one does, and leave a core to the recorder
@@ -32,7 +33,8 @@ class Control:
     """One process's counts. Without a loader nobody can count samples, nor evaluation steps: those are None then."""
 
     def __init__(self, *, loader: bool = True, evaluation_seen: bool = True) -> None:
-        self.seconds = dict.fromkeys(("data", "forward", "backward", "optimizer", "other"), 0.0)
+        self._seconds = dict.fromkeys(PHASES, 0.0)  # of the step under way
+        self._phases_of: list[dict[str, float]] = []  # of each trained step
         self._samples: list[int] | None = [] if loader else None
         self._evaluated: list[int] | None = [] if evaluation_seen else None
         self._steps: list[float] = []
@@ -69,7 +71,7 @@ class Control:
 
     def _book(self, now: float) -> None:
         if self._phases:
-            self.seconds[self._phases[-1]] += now - self._since
+            self._seconds[self._phases[-1]] += now - self._since
         self._since = now
 
     @contextmanager
@@ -102,6 +104,9 @@ class Control:
     def step(self) -> None:
         """A trained step has ended: all batches since the last belong to it."""
         now = time.perf_counter()
+        self._book(now)
+        self._phases_of.append(self._seconds)
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         self._losses.append(self._parts)
         self._told.append(self._told_last)
         self._parts = []
@@ -162,7 +167,7 @@ class Control:
             "samples": self._samples,
             "evaluated": self._evaluated,
             "framework_step": framework_step,
-            "seconds": self.seconds,
+            "seconds": self._phases_of,
             "median_step_s": statistics.median(self._steps),
             "loss": loss,
             "losses": [sum(part.item() / parts for part, parts in told) if told else None for told in self._losses],

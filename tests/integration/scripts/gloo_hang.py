@@ -1,6 +1,7 @@
-"""A rank of a job on gloo that hangs: `gloo_hang.py RANK WORLD PORT FOLDER HOW`; each rank dumps its flight recorder.
+"""Jobs on gloo that hang: `gloo_hang.py WORLD FOLDER HOW:PORT ...`; each rank dumps its flight recorder in FOLDER/HOW.
 
-HOW: `left_out` (rank 1 leaves a call out), `loader` (rank 1 stands in its loader), `none`.
+HOW: `left_out` (rank 1 leaves a call out), `loader` (rank 1 stands in its loader), `none`. All ranks are forked from
+one process, so that torch is imported once.
 """
 
 import datetime
@@ -12,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-RANK, WORLD, PORT, FOLDER, HOW = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5]
+RANK, WORLD, FOLDER, HOW, PORT = -1, int(sys.argv[1]), sys.argv[2], "", ""
 ODD, LATE = 1, 3  # the rank and the step in which it happens
 TIMEOUT_S = 3
 
@@ -21,7 +22,7 @@ def dump():
     recorder = torch._C._distributed_c10d
     pickled = recorder._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
     for name, data in ((f"pickles/fr_rank_{RANK}", pickled), (f"json/fr_{RANK}.json", recorder._dump_fr_trace_json())):
-        with open(os.path.join(FOLDER, name), "wb") as file:
+        with open(os.path.join(FOLDER, HOW, name), "wb") as file:
             file.write(data)
 
 
@@ -40,6 +41,14 @@ def train_step(step):
     return batch
 
 
+for job in sys.argv[3:]:
+    for rank in range(WORLD):
+        if RANK < 0 and os.fork() == 0:
+            RANK, (HOW, PORT) = rank, job.split(":")
+if RANK < 0:
+    for _ in range(WORLD * len(sys.argv[3:])):
+        os.wait()
+    sys.exit()
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT, RANK=str(RANK), WORLD_SIZE=str(WORLD))
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
 threading.Timer(TIMEOUT_S + 4, lambda: (dump(), os._exit(0))).start()

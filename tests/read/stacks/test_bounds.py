@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stepscope.read import speedscope, stack_lines
 from stepscope.read.raw import FrameNames, Losses
-from stepscope.read.stacks import collapsed, pyspy_raw, source, speedscope
-from stepscope.read.stacks.collapsed import Austin, Collapsed
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.sampled_files import open_stacks
+from stepscope.read.sampled_files import open_stacks
+from stepscope.read.stack_lines import Austin, Collapsed, PySpyRaw
 from tests.read.stack_text import parse, read_all
 
 
@@ -22,28 +21,28 @@ def raw(count: int) -> list[str]:
 
 
 def test_too_many_different_frames(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(source, "MAX_DISTINCT_FRAMES", 10)
+    monkeypatch.setattr(stack_lines, "MAX_DISTINCT_FRAMES", 10)
     parsed = parse(raw(50))
     assert sum(stack.samples for stack in parsed.stacks) == 50 * 51 // 2
     functions = [stack.frames[0].function for stack in parsed.stacks]
     assert functions[:10] == [f"f{n}" for n in range(10)]
-    assert set(functions[10:]) == {source.MORE_FRAMES.function}
+    assert set(functions[10:]) == {stack_lines.MORE_FRAMES.function}
 
 
 def test_too_much_text_of_different_frames(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(source, "MAX_FRAME_CHARS", 100)
-    assert parse(raw(50)).stacks[-1].frames == (source.MORE_FRAMES,)
+    monkeypatch.setattr(stack_lines, "MAX_FRAME_CHARS", 100)
+    assert parse(raw(50)).stacks[-1].frames == (stack_lines.MORE_FRAMES,)
 
 
 def test_too_many_different_threads_are_still_told_apart(monkeypatch: pytest.MonkeyPatch):
     expected = parse(raw(50) * 2).stacks
-    monkeypatch.setattr(pyspy_raw, "MAX_PREFIX_PIECES", 10)
+    monkeypatch.setattr(stack_lines, "MAX_PREFIX_PIECES", 10)
     assert parse(raw(50) * 2).stacks == expected
     assert [stack.thread_name for stack in expected[:2]] == ["T0", "T1"]
 
 
 def test_hints_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(source, "MAX_PROCESSES", 3)
+    monkeypatch.setattr(stack_lines, "MAX_PROCESSES", 3)
     stacks = PySpyRaw(Path("x"))
     lines = [f'process {n}:"torchrun t.py {n}";f (x.py:1) 1' for n in range(9)]
     assert len(list(stacks.parse([lines], FrameNames(), Losses()))) == 9
@@ -51,11 +50,11 @@ def test_hints_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_records_and_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pyspy_raw, "MAX_RECORD_CHARS", 500)
+    monkeypatch.setattr(stack_lines, "MAX_RECORD_CHARS", 500)
     long = ";".join(["f (x.py:1)"] * 100)
     parsed = parse([f"{long} 3", "f (x.py:1) 4"])
     assert ([stack.samples for stack in parsed.stacks], parsed.skipped_samples) == ([4], 3)
-    monkeypatch.setattr(source, "LINES", replace(source.LINES, longest=2**20))
+    monkeypatch.setattr(stack_lines, "LINES", replace(stack_lines.LINES, longest=2**20))
     path = tmp_path / "x"
     path.write_bytes(b"f (x.py:1) 1\n" + b"x" * (3 * 2**20) + b" 7\nf (x.py:1) 2\n")
     parsed = read_all(PySpyRaw(path))
@@ -65,7 +64,7 @@ def test_records_and_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest
 
 
 def test_records_of_too_many_lines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pyspy_raw, "MAX_RECORD_LINES", 10)
+    monkeypatch.setattr(stack_lines, "MAX_RECORD_LINES", 10)
     parsed = parse(['process 5:"a', *["b"] * 100, 'c";thread (5): M;f (x.py:1) 3', 'process 5:"x";f (x.py:1) 4'])
     assert [stack.samples for stack in parsed.stacks] == [4]
     assert (parsed.skipped_records >= 10, parsed.skipped_samples) == (True, 3)
@@ -78,7 +77,7 @@ def test_too_many_frames_in_a_stack(tmp_path: Path):
 
 
 def test_stacks_that_wait_for_equal_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collapsed, "MAX_MERGED_STACKS", 3)
+    monkeypatch.setattr(stack_lines, "MAX_MERGED_STACKS", 3)
     (tmp_path / "x").write_text("".join(f"P1;T0:1;a.py:f:{n % 7 + 1} {n}\n" for n in range(100)))
     parsed = read_all(Austin(tmp_path / "x"))
     assert sum(stack.samples for stack in parsed.stacks) == 99 * 100 // 2

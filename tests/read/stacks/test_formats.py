@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
-from stepscope.read.stacks.sampled_files import is_stack_file, open_stacks, read_stack_files
+from stepscope.read.sampled_files import is_stack_file, open_stacks, read_stack_files
 from tests.read.stack_text import read_all
 
 TRACES = Path(__file__).parents[3] / ".." / "shared" / "traces"

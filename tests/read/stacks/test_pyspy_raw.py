@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, FrameNames, Losses
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.source import hint_of
+from stepscope.read.stack_lines import PySpyRaw, hint_of
 from tests.read.stack_text import Stack, parse, read_all
 
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, StackSource
-from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.speedscope import Speedscope
+from stepscope.read.sampled_files import open_stacks
+from stepscope.read.speedscope import Speedscope
 from tests.read.stack_text import Parsed, read_all
 
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"
@@ -181,48 +178,17 @@ def test_cut_off_and_deeply_nested_files(tmp_path: Path):
 
 
 def test_long_lists_are_cut_where_a_sample_ends(tmp_path: Path):
-    samples = [[0] * (n % 40) + [1] for n in range(60_000)]
-    parsed = read_all(write(tmp_path / "x", sampled(samples, [0.001 + n % 7 for n in range(60_000)])))
+    samples = [[0] * (n % 40) + [1] for n in range(20_000)]
+    parsed = read_all(write(tmp_path / "x", sampled(samples, [0.001 + n % 7 for n in range(20_000)])))
     expected = Counter[tuple[Frame, ...]]()
-    for n in range(60_000):
+    for n in range(20_000):
         expected[(MAIN,) * (n % 40) + (F,)] += 1000 + n % 7 * 10**6
     assert counts(parsed) == expected
-    events = [("O", 0, 0.0)] + [(kind, 1, float(n)) for n in range(1, 40_001) for kind in ("O", "C")]
+    events = [("O", 0, 0.0)] + [(kind, 1, float(n)) for n in range(1, 16_001) for kind in ("O", "C")]
     events = [(kind, frame, at + 0.5 * (kind == "C")) for kind, frame, at in events]
-    parsed = read_all(write(tmp_path / "y", evented(events, end=40_001)))
-    assert counts(parsed) == {(MAIN,): 20_001 * 10**6, (MAIN, F): 20_000 * 10**6}
+    parsed = read_all(write(tmp_path / "y", evented(events, end=16_001)))
+    assert counts(parsed) == {(MAIN,): 8_001 * 10**6, (MAIN, F): 8_000 * 10**6}
     assert not parsed.losses.counts
-
-
-VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-3, 2**70), st.floats(), st.text(max_size=3)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
-    max_leaves=8,
-)
-AT = st.one_of(VALUES, st.floats(0, 9))
-EVENT = st.fixed_dictionaries({"type": st.sampled_from(["O", "C", "?"]), "frame": st.integers(-1, 4), "at": AT})
-PROFILE = st.fixed_dictionaries(
-    {"type": st.sampled_from(["sampled", "evented", "x"])},
-    optional={
-        **dict.fromkeys(("name", "startValue", "endValue"), VALUES),
-        "unit": st.sampled_from(["seconds", "none", "bytes", "parsecs"]),
-        "samples": st.one_of(VALUES, st.lists(st.lists(st.integers(-1, 4)))),
-        "weights": st.one_of(VALUES, st.lists(st.floats())),
-        "events": st.one_of(VALUES, st.lists(EVENT)),
-    },
-)
-
-
-@given(st.lists(PROFILE, max_size=3), st.one_of(VALUES, st.lists(VALUES, max_size=4)))
-def test_any_values_never_raise(profiles: list[Any], frames: Any):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x"
-        path.write_text(json.dumps({"profiles": profiles, "shared": {"frames": frames}}))
-        source = Speedscope(path)
-        parsed = read_all(source)
-    assert all(0 <= stack.samples < 2**63 for stack in parsed.stacks)
-    assert source.wall_ns is None or 0 < source.wall_ns < 2**63
-    repr(parsed.stacks).encode()
 
 
 @pytest.mark.parametrize("unit", ["seconds", "bytes", "none"])

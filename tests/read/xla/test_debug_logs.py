@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.read.xla.files import read_xla_files
+from stepscope.read.xla_files import read_xla_files
 from tests.read.xla.texts import (
     READ,
     SCALAR,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.read.xla.files import read_xla_files
-from stepscope.read.xla.report import Report, ReportReader, time_ns, value
+from stepscope.read.xla_files import read_xla_files
+from stepscope.read.xla_text import Report, ReportReader, time_ns, value
 from tests.read.xla.texts import (
     SCALAR,
     counter,
@@ -126,7 +126,7 @@ not_tied = st.integers(0, 10**15).filter(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     metrics=st.dictionaries(names, st.tuples(st.integers(1, 10**9), not_tied), max_size=8),
     figures=st.dictionaries(names, st.integers(1, 10**12), max_size=8),

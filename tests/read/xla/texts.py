@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.read.raw import RawRun, Row
-from stepscope.read.xla.files import read_xla_files
+from stepscope.read.xla_files import read_xla_files
 
 RECORDED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "torch_xla"
 SCALAR = "aten::_local_scalar_dense"

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stepscope.read.run_folder import read_series
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.metrics import as_json
 from stepscope.record.agent.probes import PROBES
 from stepscope.record.agent.segments import StepRow
 
@@ -25,6 +27,11 @@ class Captured:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.seen if event["kind"] == kind]
+
+    def curves(self) -> list[tuple[str, str, list[float | str], dict[str, Any]]]:
+        """Stretches of metrics: source, name, values (what is not finite as a word), and what is known of all."""
+        read = [one for event in self.of("metrics") for one in read_series(event)]
+        return [(one.source, one.name, [*map(as_json, one.values.tolist())], one.about) for one in read if one]
 
     def finish(self) -> None:
         self.agent.finish("test")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.model import STEP_COLUMNS
+from stepscope.read.run_folder import read_series
 
 SOURCE = Path(__file__).parents[3] / "src"
 PACKAGE = SOURCE / "stepscope"
@@ -55,10 +56,9 @@ class Outcome:
 
     def kept(self, name: str, rank: str = "rank-0") -> list[float]:
         """The values of a metric as they were recorded, in order of time."""
-        series = [one for event in self.events("metrics", rank) for one in event["series"] if one["name"] == name]
-        points = [(one["start_ns"] + after, float(value)) for one in series
-                  for after, value in zip(one["after_ns"], one["values"], strict=True)]  # fmt: skip
-        return [value for _, value in sorted(points)]
+        read = [one for event in self.events("metrics", rank) for one in read_series(event)]
+        points = [zip(one.times_ns, one.values, strict=True) for one in read if one is not None and one.name == name]
+        return [float(value) for _, value in sorted(point for stretch in points for point in stretch)]
 
     def agents(self) -> list[dict[str, Any]]:
         path = self.run / "host-h" / "agents.jsonl"

@@ -52,9 +52,11 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 def test_every_cause_is_told_with_its_step_and_the_users_output_is_untouched(tmp_path: Path, python: str) -> None:
-    with_us = run_script(tmp_path, "compile_causes.py", "eager", python=python)
-    without = run_script(tmp_path, "compile_causes.py", "eager", python=python, recorded=False)
+    logs = {"TORCH_LOGS": "graph_breaks,recompiles"}
+    with_us = run_script(tmp_path, "compile_causes.py", "eager", python=python, environment=logs)
+    without = run_script(tmp_path, "compile_causes.py", "eager", python=python, environment=logs, recorded=False)
     assert (with_us.status, with_us.stdout) == (without.status, without.stdout) == (0, "forward\n" * 14)
+    assert "Graph break in user code" in without.stderr
     assert usual(with_us.stderr) == usual(without.stderr)
     assert not with_us.events("probe_error")
     assert not with_us.events("compile_unknown")
@@ -129,7 +131,6 @@ def test_the_users_logs_are_the_same(tmp_path: Path, python: str, what: str, env
     assert not with_us.events("probe_error")
 
 
-@pytest.mark.thorough
 def test_graphs_breaks_and_recompilations_are_the_same(tmp_path: Path, python: str) -> None:
     with_us = run_script(tmp_path, "compile_unchanged.py", python=python)
     without = run_script(tmp_path, "compile_unchanged.py", python=python, recorded=False)

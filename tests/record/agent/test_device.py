@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.memory import MemoryLog, Question, host_memory
-from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer
+from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer, MemoryLog, Question, host_memory
 from tests.record.agent.fake_agent import FakeAgent, row
 
 SECOND = 1_000_000_000

@@ -13,8 +13,16 @@ import pytest
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
-from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, FrameworkSeamsProbe, Seam
-from stepscope.record.agent.probes.taps import TAPS
+from stepscope.record.agent.probes.frameworks import (
+    CALL,
+    FRAMEWORKS,
+    OPTIMIZER,
+    TAPS,
+    Framework,
+    FrameworkSeamsProbe,
+    Seam,
+)
+from stepscope.record.agent.probes.side_events import SETTINGS
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_agent import Captured
 from tests.record.agent.fake_frameworks import FAKE
@@ -232,7 +240,7 @@ def test_a_seam_that_raises_is_switched_off(record: Any, faults: str) -> None:
 def test_the_import_hook_knows_every_module_of_the_table() -> None:
     """`imports.py` is executed on its own and cannot read the tables."""
     seams = {seam.module for framework in FRAMEWORKS for seam in framework.seams}
-    assert seams | {tap.module for tap in TAPS} == FRAMEWORK_MODULES
+    assert seams | {tap.module for tap in TAPS} | {setting[0] for setting in SETTINGS} == FRAMEWORK_MODULES
 
 
 def test_the_table_is_documented() -> None:

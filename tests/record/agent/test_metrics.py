@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepscope.read.run_folder import read_series  # noqa: E402 - after the check for torch
 from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.metrics import EVERY_NS, RINGS_LIMIT, SIZE, Ring  # noqa: E402
 
@@ -30,9 +31,8 @@ def kept(captured: Captured) -> dict[str, list[Any]]:
     """What was written, by name."""
     captured.finish()
     found: dict[str, list[Any]] = {}
-    for event in captured.of("metrics"):
-        for one in event["series"]:
-            found.setdefault(one["name"], []).extend(one["values"])
+    for _source, name, values, _about in captured.curves():
+        found.setdefault(name, []).extend(values)
     return found
 
 
@@ -179,10 +179,9 @@ def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     assert (seen["train/loss"], seen["train/scale"]) == ([7.0, 7.0], [2048.0, 4096.0])
     assert seen["train/grad_norm"][:1] == norms[:1] == pytest.approx([5.0])
     assert seen["train/grad_norm_scaled"] == norms[1:] == pytest.approx([5.0 * 2048.0])
-    (again,) = (
-        one for event in captured.of("metrics") for one in event["series"] if one.get("again")
-    )  # what it was clipped by, of a norm that is there already
-    assert (again["max_norm"], again["values"]) == (2.0, [total.item()])
+    # what it was clipped by, of a norm that is there already
+    ((again, about),) = ((values, about) for *_, values, about in captured.curves() if about.get("again"))
+    assert (about["max_norm"], again) == (2.0, [total.item()])
 
 
 @pytest.mark.usefixtures("captured")
@@ -266,7 +265,9 @@ def test_values_are_written_while_the_run_goes_on(captured: Captured) -> None:
         agent._at_boundary.call(None, now)
     assert captured.of("metrics") == []
     agent._at_boundary.call(None, EVERY_NS + 1)
-    assert [one["after_ns"] for one in captured.of("metrics")[0]["series"]] == [[0, 2]]
+    (read,) = read_series(captured.of("metrics")[0])
+    assert read is not None
+    assert read.times_ns.tolist() == [1, 3]
 
 
 def test_names_without_end_are_bounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

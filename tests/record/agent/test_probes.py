@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.agent import Agent  # noqa: E402
 from stepscope.record.agent.probes.loader import batch_rows, batch_tokens  # noqa: E402
-from stepscope.record.agent.probes.sites import short_repr  # noqa: E402
+from stepscope.record.agent.probes.side_events import short_repr  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
 
@@ -133,10 +133,7 @@ def test_metrics_of_a_strange_device_are_left_out_and_said_so_once(captured: Cap
     for value in (1, torch.tensor(2.5), float("nan"), meta, meta, "text", None, torch.zeros(3)):
         marks.log("loss", value)
     captured.finish()
-    (event,) = captured.of("metrics")
-    assert [(one["name"], one["source"], one["values"]) for one in event["series"]] == [
-        ("loss", "log", [1.0, 2.5, "nan"])
-    ]
+    assert captured.curves() == [("log", "loss", [1.0, 2.5, "nan"], {})]
     assert len(captured.of("mark")) == 1
 
 
@@ -176,8 +173,7 @@ def test_tokens_are_written_when_their_number_changes(captured: Captured) -> Non
     rows = torch.utils.data.DataLoader(lengths, batch_size=None, collate_fn=lambda n: {"input_ids": IDS[:2, :n]})
     assert [batch["input_ids"].numel() for batch in rows] == [2 * length for length in lengths]
     captured.finish()
-    (event,) = captured.of("metrics")
-    assert [(one["name"], one["values"]) for one in event["series"]] == [("perf/batch_tokens", [16, 10, 16])]
+    assert captured.curves() == [("loader", "perf/batch_tokens", [16, 10, 16], {})]
 
 
 IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)

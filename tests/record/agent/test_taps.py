@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.probes.taps import TAPS, Tap, TapsProbe  # noqa: E402
+from stepscope.record.agent.probes.frameworks import TAPS, Tap, TapsProbe  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
 from .processes import line_of  # noqa: E402
@@ -89,9 +89,8 @@ class Recorded(Captured):
         """Values by source and name."""
         self.finish()
         found: dict[tuple[str, str], list[Any]] = {}
-        for event in self.of("metrics"):
-            for one in event["series"]:
-                found.setdefault((one["source"], one["name"]), []).extend(one["values"])
+        for source, name, values, _about in self.curves():
+            found.setdefault((source, name), []).extend(values)
         return found
 
 
@@ -185,8 +184,7 @@ def test_what_a_framework_passes_on_counts_once_and_a_callback_of_the_user_s_for
         ("plain", "metric"): [2.0],
         ("tool", "after"): [1.0],
     }
-    about = [one for event in recorded.of("metrics") for one in event["series"] if one.get("filtered")]
-    assert [(one["source"], one["name"]) for one in about] == [("frame", "loss")]
+    assert [one[:2] for one in recorded.curves() if one[3].get("filtered")] == [("frame", "loss")]
 
 
 def test_calls_and_their_time_are_told_by_line(record: Any, library: Any) -> None:

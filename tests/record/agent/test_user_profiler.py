@@ -52,15 +52,6 @@ def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, 
     assert bool(suspended) == (kind == "stack")
 
 
-@pytest.mark.thorough
-def test_a_faulty_probe_of_ours_does_not_reach_the_scripts_profiler(tmp_path: Path, unrecorded: Any) -> None:
-    without, expected = unrecorded("plain")
-    beside, seen = profile_with(tmp_path, "plain", window=CYCLES, faults="user_profiler")
-    assert (beside.status, beside.stdout) == (without.status, without.stdout)
-    assert seen == expected
-    assert read_events(beside.run, "probe_error")
-
-
 def test_no_window_opens_while_the_script_has_a_profiler(tmp_path: Path) -> None:
     import gc
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.read.metric_series import read_moments
+from stepscope.read.run_folder import read_moments
 from stepscope.record.agent.watch import Schedule
 from tests.record.knobs.recorded import recorded
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.agent import window_plan
+from stepscope.record.agent import window
 from stepscope.record.agent.config import WindowConfig
-from stepscope.record.agent.window_plan import DEVICE_WARMUP, HIGH, LOW, Boundary, Budget, Opening, Plan, SchedulePlan
+from stepscope.record.agent.window import DEVICE_WARMUP, HIGH, LOW, Boundary, Opening, Plan, SchedulePlan
 from tests.records import replace
 
 MS = 1_000_000
@@ -144,32 +144,10 @@ def test_a_schedule_opens_where_it_says(schedule: dict[str, int], count: int, co
     assert found == opens
 
 
-def test_time_budget_allows_the_first_window_and_then_a_share() -> None:
-    budget = Budget(began_ns=0, time_share=0.02, byte_budget=100)
-    assert budget.affords_time(1)
-    budget.opened = True
-    budget.charge(10)
-    assert not budget.affords_time(999)
-    assert budget.affords_time(1000)  # 2 % of 1000 holds the one spent and another like it
-    assert "2 %" in budget.over_time()
-
-
-def test_byte_budget_shrinks_and_predicts() -> None:
-    budget = Budget(began_ns=0, time_share=1, byte_budget=100)
-    assert budget.fits(100)
-    assert not budget.fits(101)
-    budget.bytes_left -= 60
-    assert not budget.fits(41)
-    assert budget.steps_left(60, 3) == 2
-    assert budget.steps_left(60, 1) == 0
-    assert not budget.outgrown_by(0)
-    assert budget.outgrown_by(1 << 40)
-
-
 @given(st.lists(st.integers(0, 10**12), max_size=20), st.integers(2, 1000))
 def test_any_walls_get_an_answer_that_does_not_depend_on_the_unit(values: list[int], factor: int) -> None:
-    assert isinstance(window_plan.is_outlier(10**9, values), bool)
+    assert isinstance(window.is_outlier(10**9, values), bool)
     scaled = [value * factor for value in values]
-    assert window_plan.spread(values) == window_plan.spread(scaled)
+    assert window.spread(values) == window.spread(scaled)
     if len(values) < 5 or min(values) >= 1000:  # shares of less than a nanosecond are rounded
-        assert window_plan.is_steady(values) == window_plan.is_steady(scaled)
+        assert window.is_steady(values) == window.is_steady(scaled)

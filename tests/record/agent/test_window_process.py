@@ -39,17 +39,6 @@ def test_a_process_that_ends_inside_a_window_keeps_it_and_its_status(tmp_path: P
     assert read_trace(done.run / "rank-0" / window["trace"])
 
 
-@pytest.mark.thorough
-def test_compilation_drops_a_window_and_the_next_is_kept(tmp_path: Path) -> None:
-    done, windows = run_loop(tmp_path, "compile", CYCLES)
-    assert (done.status, done.stdout, done.stderr) == (0, "done\n", "")
-    assert [window["status"] for window in windows][:2] == ["dropped", "kept"]
-    assert "compilation" in windows[0]["reason"]
-    compiled = [event["step"] for event in read_events(done.run, "compile")]
-    assert compiled == [4]
-    assert windows[1]["first_step"] > 6
-
-
 def test_a_forked_child_ends_as_it_would_without_us(tmp_path: Path) -> None:
     """What torch's profiler keeps for good would have its destructor wait for a thread that the child has not got."""
     plain = run_script(tmp_path / "plain", "loop.py", "fork", recorded=False)

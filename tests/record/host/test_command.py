@@ -1,4 +1,4 @@
-"""What a command line starts, found without starting it."""
+"""What a command line starts, found without starting it; the words of `--window`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.errors import UsageError
 from stepscope.record.host.command import find_script, user_roots
+from stepscope.record.host.options import parse_window
 
 
 @pytest.fixture
@@ -84,3 +86,21 @@ def test_installed_code_and_the_whole_disk_are_never_the_users(project: Path) ->
     script = find_script(["python3", str(installed / "train.py")], {"PATH": f"{project}/bin"}, project)
     assert user_roots(script, Path("/"), None) == []
     assert user_roots(script, project, Path("/")) == [str(project)]
+
+
+def test_window_words() -> None:
+    assert parse_window(None).mode == "auto"
+    assert parse_window(None, off=True).mode == "off"
+    assert parse_window(None, memory=True).memory == "on"
+    found = parse_window("skip_first=10, wait=2,warmup=0,active=5,repeat=3,everywhere")
+    assert (found.mode, found.skip_first, found.wait, found.warmup, found.active, found.repeat, found.everywhere) == (
+        "schedule", 10, 2, 0, 5, 3, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["active", "active=", "active=-1", "active=0", "steps=3", "active=x", "wait=1;active=2"]
+)
+def test_window_words_that_cannot_be_used_are_named(text: str) -> None:
+    with pytest.raises(UsageError, match="--window"):
+        parse_window(text)

@@ -1,4 +1,4 @@
-"""Limits and processors of machines other than this one, from copies of the files a kernel shows."""
+"""Limits and processors of machines other than this one, from copies of what a kernel shows; what the doctor says."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.record.host import hardware
+from stepscope.record.host.doctor import (
+    frequency_check,
+    pinned_cpus,
+    processors_check,
+    stacks_check,
+    torch_check,
+)
 from stepscope.record.host.hardware import (
+    Cgroups,
     find_cgroups,
-    format_cpu_list,
     hardware_facts,
     noise_facts,
     parse_cpu_list,
     sibling_groups,
 )
+from stepscope.record.host.pyspy import Rights, rights
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -98,4 +107,72 @@ def test_hardware_and_noise_of_a_big_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "cpus"), [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("x,2", [2]), ("5", [5])])
 def test_processor_lists(text: str, cpus: list[int]) -> None:
     assert parse_cpu_list(text) == cpus
-    assert parse_cpu_list(format_cpu_list(cpus)) == cpus
+
+
+PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores", "limit", "expected"),
+    [
+        (range(8), PAIRS, None, [1, 2, 3, 5, 6, 7]),  # one whole core is left to the system
+        (range(8), PAIRS, 2.5, [1, 2, 5, 6]),
+        ([0, 1, 4], [[0, 4], [1]], None, [0, 4]),  # 5, the sibling of 1, belongs to somebody else
+        ([1, 2], [[1], [2]], None, [1, 2]),
+        ([0, 1], [[0], [1]], 0.5, [0]),
+    ],
+)
+def test_pinning_takes_whole_cores(
+    allowed: list[int], cores: list[list[int]], limit: float | None, expected: list[int]
+) -> None:
+    assert pinned_cpus(allowed, cores, limit, PAIRS) == expected
+
+
+def test_a_refusal_says_what_it_costs_and_how_to_lift_it() -> None:
+    container = stacks_check("0.4.3", "Permission denied", Rights(0, 0, False, 1))
+    assert container.state == "limited"
+    assert "--cap-add SYS_PTRACE" in container.remedy
+    assert container.cost
+    locked = stacks_check("0.4.3", "Permission denied", Rights(0, 0, False, 3))
+    assert "ptrace_scope=1" in locked.remedy
+    assert stacks_check(None, None, Rights(0, 0, None, None)).state == "missing"
+    assert stacks_check("0.4.3", None, Rights(0, 0, None, 0)).state == "ok"
+
+
+def test_other_checks() -> None:
+    assert frequency_check("performance", True).state == "ok"
+    assert frequency_check("powersave", None).remedy
+    assert frequency_check(None, None).state == "unknown"
+    assert torch_check({"python": "python", "problem": "no torch"}).state == "missing"
+    build = {"python": "python", "python_version": "3.11.7", "version": "2.9.0", "threads": 2}
+    assert torch_check(build | {"activities": ["CPU"]}).state == "ok"
+    assert torch_check(build | {"activities": []}).state == "limited"
+    assert processors_check([0, 1], [0, 1], Cgroups(None, (), ())).state == "ok"
+
+
+def test_rights_are_read_from_the_system(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    assert (rights(1, tmp_path).capability, rights(1, tmp_path).yama) == (None, None)
+    for effective, capability in (
+        ("CapPrm:\t0\nCapEff:\t0000000000080000\n", True),
+        ("CapEff:\t000001fffff7ffff\n", False),
+    ):
+        (tmp_path / "proc" / "self" / "status").write_text(effective)
+        assert rights(1, tmp_path).capability is capability
+
+
+def test_a_fault_costs_something() -> None:
+    found = hardware.page_fault_cost(2)
+    assert found is not None
+    assert found["page_bytes"] >= 4096
+    assert found["threads"] in (1, 2)
+    assert found["ns_alone"] > 0 and found["ns_beside"] > 0 and found["ns_returned"] > 0  # noqa: PT018
+
+
+def test_settings_of_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
+    assert hardware.huge_pages(tmp_path) is None
+    file.parent.mkdir(parents=True)
+    for text, expected in (("always [madvise] never\n", "madvise"), ("odd", None), ("", None)):
+        file.write_text(text)
+        assert hardware.huge_pages(tmp_path) == expected

@@ -41,6 +41,17 @@ def test_manifest_names_the_run_and_hides_secrets(tmp_path: Path) -> None:
     assert value["started_ns"] < value["ended_ns"]
     assert value["hardware"]["affinity"] == sorted(os.sched_getaffinity(0))
     assert value["sampler"]["source"] in ("py-spy", "agent")
+    assert value["page_faults"]["cost"] is None  # measured beside training alone
+
+
+def test_what_a_fault_costs_is_measured_where_something_trained(tmp_path: Path) -> None:
+    rank = "import json, os, pathlib; run = pathlib.Path(json.loads(os.environ['STEPSCOPE_RECORD'])['run']);" + (
+        "host = pathlib.Path(json.loads(os.environ['STEPSCOPE_RECORD'])['host_dir']); (run / 'rank-0').mkdir();"
+        "(run / 'rank-0' / 'rank.json').write_text(json.dumps({'threads': 1}));"
+        "(host / 'agents.jsonl').write_text(json.dumps({'folder': 'rank-0'}) + '\\n')"
+    )
+    assert record(tmp_path / "trained", sys.executable, "-c", rank, cwd=tmp_path).returncode == 0
+    assert manifest(tmp_path / "trained")["page_faults"]["cost"]["threads"] == 1
 
 
 def test_git_leaves_the_repository_untouched_and_unknowns_are_null(tmp_path: Path) -> None:

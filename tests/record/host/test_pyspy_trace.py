@@ -1,4 +1,4 @@
-"""py-spy's Chrome trace read back into stacks: what was sampled, when, and what a damaged file does."""
+"""py-spy's Chrome trace read back into stacks: what was sampled, when, how often; the files made of it; and damage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.read.raw import Losses
+from stepscope.read.run_folder import read_times
 from stepscope.record.host import pyspy_stacks
-from stepscope.record.host.pyspy_stacks import UnreadableTraceError, read_trace
+from stepscope.record.host.pyspy_stacks import (
+    Counted,
+    Stretch,
+    ThreadHistory,
+    Trace,
+    UnreadableTraceError,
+    count,
+    read_trace,
+    write_segment,
+)
+from tests.read.stack_text import parse
 from tests.record.host.spy_traces import SpyTrace
 
 MAIN, A, B = ("<module>", "/t.py", 9), ("a", "/t.py", 1), ("b", "/t.py", 2)
@@ -79,3 +91,95 @@ def test_reading_in_pieces_is_reading_at_once(tmp_path_factory: pytest.TempPathF
         patch.setattr(pyspy_stacks, "_CHUNK_BYTES", 64)
         assert read_trace(path) == whole
     assert len(json.loads(path.read_text())) >= 2 * len(whole.records)
+
+
+def lives_on(thread: ThreadHistory) -> None:  # noqa: ARG001
+    return None
+
+
+def two_threads(folder: Path) -> Trace:
+    """A thread at work in two turns, and one that stands still; 10 samples each, 100 ms apart."""
+    work, rest, still = ("work", "/t.py", 1), ("rest", "/t.py", 2), ("wait", "/t.py", 3)
+    spy = SpyTrace()
+    for number in range(10):
+        spy.sample(number * 100_000, {7: [work if number < 6 else rest], 8: [still]})
+    return read_trace(spy.write(folder / "t", 1_000_000))
+
+
+def test_a_thread_that_ended_gets_no_time_beyond(tmp_path: Path) -> None:
+    def died(thread: ThreadHistory) -> int | None:
+        return 300_000 if thread.tid == 8 else None
+
+    counted = count(two_threads(tmp_path), 13, rate_hz=10, last_seen_us=died)
+    (wait,) = [stretch for stretch in counted.stretches if "wait" in counted.records[stretch.record]]
+    assert (wait.start_us, wait.end_us) == (0, 300_000)
+    assert counted.counts[wait.record] == 3
+    assert sum(counted.counts) == 13
+
+
+@given(st.data())
+def test_stretches_of_a_thread_follow_each_other_and_hold_their_moments(data: st.DataObject) -> None:
+    gaps = data.draw(st.lists(st.integers(1, 300_000), min_size=1, max_size=40))
+    moments = [sum(gaps[: index + 1]) for index in range(len(gaps))]
+    thread = ThreadHistory("thread (7)", 7, [index % 3 for index in range(len(gaps))], moments, moments[-1] + 1000)
+    trace = Trace(["a", "b", "c"], [thread], moments[0], thread.end_us)
+    counted = count(trace, data.draw(st.integers(0, 200)), rate_hz=20, last_seen_us=lives_on)
+    for stretch, met in zip(counted.stretches, moments, strict=True):
+        assert stretch.start_us <= met <= stretch.end_us
+    assert min(counted.counts[: len(gaps)]) >= 1
+    for stretch, following in zip(counted.stretches, counted.stretches[1:], strict=False):
+        assert stretch.end_us == following.start_us
+
+
+START_NS = 1_700_000_000_000_000_000
+
+
+def part(pid: int, start_ns: int, *records: str) -> Counted:
+    """A process whose thread passed through `records`, 1 ms each and 2 samples each."""
+    stretches = tuple(Stretch(index, index * 1000, (index + 1) * 1000) for index in range(len(records)))
+    return Counted(records, (2,) * len(records), stretches, 9_000, f'process {pid}:"python t.py";', start_ns)
+
+
+def test_records_of_all_parts_are_found_again_with_their_times(tmp_path: Path) -> None:
+    parts = [part(1, START_NS + 500_000, "thread (1);a (/t.py:1)", "thread (1);b (/t.py:2)"),
+             part(2, START_NS, "thread (2): x\ny;c (/t.py:3)")]  # fmt: skip
+    assert write_segment(tmp_path / "stacks-0.raw", parts) == (True, "stacks-0.times.json")
+    text = (tmp_path / "stacks-0.raw").read_text()
+    stacks = parse(text.splitlines(keepends=True)).stacks
+    by_record = {stack.record: stack.frames[0].function for stack in stacks}
+    losses = Losses()
+    found = read_times(tmp_path / "stacks-0.times.json", losses, "x")
+    assert not losses.counts
+    assert [
+        (by_record[record], start - START_NS, end - START_NS)
+        for record, start, end in zip(found.record, found.start_ns, found.end_ns, strict=True)
+    ] == [
+        ("c", 0, 1_000_000),
+        ("a", 500_000, 1_500_000),
+        ("b", 1_500_000, 2_500_000),
+    ]
+    assert [(stack.pids, stack.samples) for stack in stacks] == [((1,), 2), ((1,), 2), ((2,), 2)]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_name_that_looks_like_the_next_record_does_not_shift_the_others(tmp_path: Path) -> None:
+    odd = 'thread (1): x\nprocess 9:"sh";thread (9);z (/z.py:1) 5;a (/t.py:1)'
+    write_segment(tmp_path / "stacks-0.raw", [part(1, START_NS, odd, "thread (1);b (/t.py:2)")])
+    stacks = parse((tmp_path / "stacks-0.raw").read_text().splitlines(keepends=True)).stacks
+    assert [(stack.record, stack.pids) for stack in stacks] == [(0, (1,)), (1, (1,))]
+
+
+def test_names_that_are_no_valid_text_are_written_all_the_same(tmp_path: Path) -> None:
+    assert write_segment(tmp_path / "stacks-0.raw", [part(1, START_NS, "thread (1);\udc80 (/t.py:1)")])[0]
+    assert b"\\udc80 (/t.py:1) 2" in (tmp_path / "stacks-0.raw").read_bytes()
+
+
+def test_too_many_stretches_leave_the_stacks_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy_stacks, "MOST_STRETCHES", 1)
+    parts = [part(1, START_NS, "thread (1);a (/t.py:1)", "thread (1);b (/t.py:2)")]
+    assert write_segment(tmp_path / "stacks-0.raw", parts) == (True, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["stacks-0.raw"]
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    assert write_segment(tmp_path / "gone" / "stacks-0.raw", [part(1, START_NS, "thread (1)")]) == (False, None)

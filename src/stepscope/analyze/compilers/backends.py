@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 from msgspec import Struct
-from msgspec.structs import replace
 
+from stepscope.analyze.compilers import xla_reports
 from stepscope.analyze.compilers.prepared import (
     COMPILATIONS,
     COMPILERS,
@@ -34,10 +34,13 @@ from stepscope.analyze.compilers.prepared import (
     Row,
     counted,
     durations,
+    groups,
     per_step_ns,
+    prepare,
     total_ns,
 )
-from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns, longest_ns, step_estimate_ms
+from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns, longest_ns
+from stepscope.analyze.context import Context
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import STEADY
 from stepscope.model import Place
@@ -58,7 +61,6 @@ from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
 
-
 _OWN, _KIND = pl.col("pos") == pl.col("owner"), pl.col("kind")
 _COUNTS = {
     "compiles": _KIND.is_in(COMPILATIONS) & _OWN,
@@ -68,6 +70,38 @@ _COUNTS = {
     "attempts": _KIND.is_in(TIMED),
 }
 _SUMS = [pl.col("count").filter(wanted).sum().alias(name) for name, wanted in _COUNTS.items()]
+
+
+def build(context: Context) -> CompilersView | None:
+    """All of it; None where the run holds no compile event, no counters and no warning of a log."""
+    tables = context.tables
+    quotes = xla_reports.quoted(tables)
+    if tables.compiles.is_empty() and tables.counters.is_empty() and not quotes:
+        return None
+    rows, steps = prepare(tables, context.labelled)
+    reports = xla_reports.latest(tables)
+    names = {*rows["backend"].drop_nulls(), *([TORCH_XLA] if reports or quotes else [])}
+    used = [
+        Backend(name, rows.filter(pl.col("backend") == name), steps, reports if name == TORCH_XLA else ())
+        for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name))
+    ]
+    causes = groups(rows, steps, context.code)
+    found = tuple(facts(tables, one) for one in used)
+    by_backend = [compiling_steps(one, known) for one, known in zip(used, found, strict=True)]
+    rates = {one.name: article_rate(one) for one in used}
+    storms = (storm(one, rates[one.name], own) for one, own in zip(used, by_backend, strict=True))
+    all_steps = tuple(kind for own in by_backend for kind in own)
+    return CompilersView(
+        backends=found,
+        causes=tuple(cause for cause, _ in causes),
+        steps=all_steps,
+        points=points(rows, steps),
+        metrics=xla_reports.metrics(reports),
+        warnings=xla_reports.warnings(quotes, reports, rates),
+        limits=limits(used, causes),
+        storms=tuple(storm for storm in storms if storm is not None),
+        notes=tuple(dict.fromkeys(notes(rows, found, all_steps))),
+    )
 
 
 def table(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -97,45 +131,34 @@ class Backend(Struct, frozen=True, dict=True):
         """`table` of its rows."""
         return table(self.rows, self.run_steps)
 
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        """The part of `table` that is of its processes."""
-        return self.table.filter(pl.col("process").is_in(self.processes))
-
     def count(self, kind: str) -> int:
         """Events of a kind."""
         return int(self.rows.filter(pl.col("kind") == kind)["count"].sum())
 
     def most(self, rows: pl.DataFrame, reported: Callable[[Report], int]) -> int:
         """Over its processes, of the report, or of the events `rows` where these are more (counters can be cleared)."""
-        events = dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
+        events = _by_process(rows)
         told = {report.process: reported(report) for report in self.reports}
         return sum(max(events.get(name, 0), told.get(name, 0)) for name in self.processes)
 
 
-def backends(rows: pl.DataFrame, steps: pl.DataFrame, reports: tuple[Report, ...], warned: bool) -> list[Backend]:
-    """The backends a run tells of, torch.compile first; `warned`: a log of torch_xla's warnings is at hand."""
-    names = set(rows["backend"].drop_nulls())
-    if reports or warned:
-        names.add(TORCH_XLA)
-    return [
-        Backend(name, rows.filter(pl.col("backend") == name), steps, reports if name == TORCH_XLA else ())
-        for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name))
-    ]
+def _by_process(rows: pl.DataFrame) -> dict[str, int]:
+    return dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
 
 
 def facts(tables: Tables, backend: Backend) -> CompilerFacts:
     """All ranks together."""
-    rows, own, measured = backend.rows, backend.reports, backend.steps.height > 0
+    rows, own, measured = backend.rows, backend.reports, not _steps(backend).is_empty()
     # it tells everything of torch.compile: the handler for graph breaks goes in with the one for metrics
     watched = rows.filter(pl.col("source").str.starts_with(METRICS)).height > 0
     recompiled = counted(rows).filter(pl.col("kind") == "recompile")
     breaks, transfers = backend.count("graph_break"), rows.filter(pl.col("kind") == "transfer")
-    transfers_told = transfers.height > 0 or any(report.complete for report in own)
-    sources = _sources(rows)
-    source = "; ".join(dict.fromkeys(head for head, _ in sources))
-    if not source and any(report.complete for report in own):
-        source = "metrics report"
+    complete = any(report.complete for report in own)
+    # of each source of events what it is, and the version behind it, "" where it names none
+    sources = []
+    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
+        head, _, tail = source.rpartition(", ")
+        sources.append((head or source, tail) if tail.startswith("torch") else (source, ""))
     # what the ranks say of their packages, else what the events say of their source
     versions = [
         f"{package} {rank.versions[package]}"
@@ -146,64 +169,48 @@ def facts(tables: Tables, backend: Backend) -> CompilerFacts:
     ]
     unread = [data for _, data in event_data(tables, "compile_unknown")]
     unread = [data for data in unread if (data.get("backend") or TORCH_COMPILE) == backend.name]
+    # the union of spans where they are known; of a process whose report holds more than its events, the report's sum
+    spent = []
+    by_report = {report.process: report.compile_ns() for report in own}
+    for name in backend.processes:
+        mine = rows.filter(pl.col("process") == name)
+        told, whole = total_ns(mine), by_report.get(name)
+        if whole is not None and not durations(mine).drop_nulls("time_ns").height:
+            told = max(round(whole), told or 0)
+        if told is not None:
+            spent.append(told)
+    # of steps with a wall time what was spent in them; else the time of events that name their step
+    timed = durations(rows)
+    in_steps = total_ns(timed.drop_nulls("step"))
+    if measured:
+        in_steps = int(backend.table["compile_ns"].sum()) if timed.height else None
+    longest = timed.filter(pl.col("count") == 1)["duration_ns"].to_list()
+    longest += [value for report in own if (value := longest_ns(report, "CompileTime")) is not None]
     return CompilerFacts(
         backend=backend.name,
         versions=tuple(dict.fromkeys(versions or [tail for _, tail in sorted(sources) if tail])),
         ranks=tuple(sorted({rank for rank in (*rows["rank"], *(report.rank for report in own)) if rank is not None})),
-        source=source,
+        source="; ".join(dict.fromkeys(head for head, _ in sources)) or ("metrics report" if complete else ""),
         compiles=backend.most(counted(rows), Report.compiles),
         recompiles=int(recompiled["count"].sum()) if recompiled.height or watched else None,
         limit_hits=backend.count("limit_hit"),
         failures=backend.count("failure"),
         graph_breaks=breaks if breaks or watched else None,
-        transfers=backend.most(transfers, Report.transfers) if transfers_told else None,
+        transfers=backend.most(transfers, Report.transfers) if transfers.height or complete else None,
         fallbacks=max(backend.count("fallback"), sum(sum(report.unlowered().values()) for report in own)),
-        compile_ms=_compile_ms(backend),
-        in_steps_ms=_in_steps_ms(backend, measured),
-        longest_ms=_longest_ms(rows, own),
+        compile_ms=sum(spent) / 1e6 if spent else None,
+        in_steps_ms=None if in_steps is None else in_steps / 1e6,
+        longest_ms=max(longest) / 1e6 if longest else None,
         marked_steps=max((report.marks for report in own if report.marks is not None), default=None),
-        step_estimate_ms=None if measured else step_estimate_ms(own),
+        step_estimate_ms=None if measured else xla_reports.step_estimate_ms(own),
         unknown=int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
         + sum(max(integer(data.get("count")) or 1, 1) for data in unread),
     )
 
 
-def _compile_ms(backend: Backend) -> float | None:
-    """Union of spans where they are known; of a process whose report holds more than its events, the report's sum."""
-    by_report = {report.process: report.compile_ns() for report in backend.reports}
-    found = []
-    for name in backend.processes:
-        own = backend.rows.filter(pl.col("process") == name)
-        told, whole = total_ns(own), by_report.get(name)
-        if whole is not None and not durations(own).drop_nulls("time_ns").height:
-            told = max(round(whole), told or 0)
-        if told is not None:
-            found.append(told)
-    return sum(found) / 1e6 if found else None
-
-
-def _in_steps_ms(backend: Backend, measured: bool) -> float | None:
-    """Of steps with a wall time what was spent in them; else the time of events that name their step."""
-    told = durations(backend.rows)
-    if measured:
-        return int(backend.table["compile_ns"].sum()) / 1e6 if told.height else None
-    named = total_ns(told.drop_nulls("step"))
-    return None if named is None else named / 1e6
-
-
-def _longest_ms(rows: pl.DataFrame, reports: Sequence[Report]) -> float | None:
-    told = durations(rows).filter(pl.col("count") == 1)["duration_ns"].to_list()
-    told += [value for report in reports if (value := longest_ns(report, "CompileTime")) is not None]
-    return max(told) / 1e6 if told else None
-
-
-def _sources(rows: pl.DataFrame) -> list[tuple[str, str]]:
-    """(what the figures stand on, version) of each source of events; the version "" where it names none."""
-    found = []
-    for source in rows["source"].drop_nulls().unique(maintain_order=True).to_list():
-        head, _, tail = source.rpartition(", ")
-        found.append((head or source, tail) if tail.startswith("torch") else (source, ""))
-    return found
+def _steps(backend: Backend) -> pl.DataFrame:
+    """The part of `table` that is of its processes."""
+    return backend.table.filter(pl.col("process").is_in(backend.processes))
 
 
 def notes(rows: pl.DataFrame, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> Iterator[str]:
@@ -217,24 +224,24 @@ def notes(rows: pl.DataFrame, backends: Sequence[CompilerFacts], steps: Sequence
     if (traced == "transfer").any():
         yield "Copies from a device to the host come from profiler traces: only the steps these cover have any."
     for one in backends:
-        if one.backend == TORCH_XLA and one.recompiles is None and one.compiles > 1:
-            yield "torch_xla does not tell a recompilation from a first compilation: each new graph counts alike."
-        if one.backend == TORCH_COMPILE and one.recompiles is None and one.compiles:
-            yield "This source does not tell recompilations from first compilations, nor their causes."
-        if one.backend == TORCH_COMPILE and one.graph_breaks is None and one.compiles:
-            yield "Graph breaks were not watched."
         untold = (pl.col("backend") == one.backend) & (pl.col("kind") == "recompile") & pl.col("cause").is_null()
         unexplained = rows.filter(untold).height
-        if unexplained:
-            yield (
-                f"The cause of {unexplained} recompilation{'s' if unexplained > 1 else ''} was not told: "
-                "older versions of torch do not."
-            )
-        if one.unknown:
-            yield (
-                f"{one.unknown} event{'s' if one.unknown > 1 else ''} of {one.backend} in a wording that is not known: "
-                "counted, their cause not read."
-            )
+        by_torch = one.backend == TORCH_COMPILE and one.compiles > 0
+        said = {
+            "torch_xla does not tell a recompilation from a first compilation: each new graph counts alike.": (
+                one.backend == TORCH_XLA and one.recompiles is None and one.compiles > 1
+            ),
+            "This source does not tell recompilations from first compilations, nor their causes.": (
+                by_torch and one.recompiles is None
+            ),
+            "Graph breaks were not watched.": by_torch and one.graph_breaks is None,
+            f"The cause of {things(unexplained, 'recompilation')} was not told: older versions of torch do not.": (
+                unexplained
+            ),
+            f"{things(one.unknown, 'event')} of {one.backend} in a wording that is not known: "
+            "counted, their cause not read.": one.unknown,
+        }
+        yield from (text for text, holds in said.items() if holds)
     if any(kind.estimated for kind in steps):
         yield (
             "No source gives the wall time of steps: it is estimated from the rates of the metrics, "
@@ -245,9 +252,11 @@ def notes(rows: pl.DataFrame, backends: Sequence[CompilerFacts], steps: Sequence
             yield f"Nothing counts the steps of {backend}: how often it compiled per step is not known."
 
 
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
 RECOMPILE, GRAPH_BREAK = "recompile", "graph-break"
 CHECKS = (RECOMPILE, GRAPH_BREAK)
-_FAILING = {RECOMPILE: ("recompile", "limit_hit"), GRAPH_BREAK: ("graph_break",)}
 _Judged = tuple[bool, bool, str, Place | None]  # as `CompilerCheck` has them behind the name
 
 
@@ -267,27 +276,36 @@ def checks(view: CompilersView | None, names: Iterable[str], *, recorded: bool =
     for name in names:
         if name not in CHECKS:
             raise ValueError(f"no check is named {name!r}; there are {', '.join(CHECKS)}")
-        causes = [cause for cause in view.causes if cause.kind in _FAILING[name]] if view is not None else []
-        used = {facts.backend for facts in view.backends} if view is not None else set()
-        relevant = COMPILERS if name == RECOMPILE else (TORCH_COMPILE,)
-        unused = recorded and not used.intersection(relevant)
-        judged: _Judged = (False, True, "torch.compile was not used", None)
-        if causes:
-            noun = "recompilation" if name == RECOMPILE else "graph break"
-            judged = (True, True, _text(causes, noun), _worst(causes).place)
-        elif view is None and not recorded:
-            judged = (False, False, "nothing in this run tells of compilations", None)
-        elif view is not None and name == RECOMPILE:
-            judged = _storms(view) or (judged if unused else (False, False, _NO_SOURCE, None))
-        elif view is not None and any(facts.graph_breaks is not None for facts in view.backends):
-            judged = (False, True, "no graph break", None)
-        elif not unused:
-            judged = (False, False, "graph breaks were not watched", None)
-        result.append(CompilerCheck(name, *judged))
+        result.append(CompilerCheck(name, *_judged(view, name, recorded)))
     return tuple(result)
 
 
-_NO_SOURCE = "no source of this run tells recompilations from first compilations"
+def _judged(view: CompilersView | None, name: str, recorded: bool) -> _Judged:
+    passed: _Judged = (False, True, "torch.compile was not used", None)
+    if view is None:
+        return passed if recorded else (False, False, "nothing in this run tells of compilations", None)
+    failing = ("recompile", "limit_hit") if name == RECOMPILE else ("graph_break",)
+    causes = [cause for cause in view.causes if cause.kind in failing]
+    if causes:
+        # a limit hit speaks first, then the dearest with a place
+        worst = min(causes, key=lambda cause: (cause.kind != "limit_hit", cause.place is None))
+        refused = sum(cause.count for cause in causes if cause.kind == "limit_hit")
+        others = sum(cause.count for cause in causes) - refused
+        first = min((cause.first_step for cause in causes if cause.first_step is not None), default=None)
+        parts = [things(others, "recompilation" if name == RECOMPILE else "graph break")] if others else []
+        parts += [f"{refused} refused at the limit of compiled versions"] if refused else []
+        parts += [f"the first in step {first}"] if first is not None else []
+        reason = worst.text or worst.cause
+        return True, True, ", ".join(parts) + (f"; {reason}" if reason else ""), worst.place
+    if name == RECOMPILE and (storms := _storms(view)) is not None:
+        return storms
+    if name == GRAPH_BREAK and any(facts.graph_breaks is not None for facts in view.backends):
+        return False, True, "no graph break", None
+    used = {facts.backend for facts in view.backends}
+    if recorded and not used.intersection(COMPILERS if name == RECOMPILE else (TORCH_COMPILE,)):
+        return passed
+    unseen = "no source of this run tells recompilations from first compilations"
+    return False, False, unseen if name == RECOMPILE else "graph breaks were not watched", None
 
 
 def _storms(view: CompilersView) -> _Judged | None:
@@ -308,96 +326,89 @@ def _storms(view: CompilersView) -> _Judged | None:
     quiet = next((storm for storm in storms if storm.steps > WARMUP_STEPS), None)
     if quiet is None:
         return None
-    graphs = f"{quiet.compiles} graph" + ("" if quiet.compiles == 1 else "s")
-    return False, True, f"torch_xla compiled {graphs} in {things(quiet.steps, 'step')}: too few for a storm", None
+    graphs, steps = things(quiet.compiles, "graph"), things(quiet.steps, "step")
+    return False, True, f"torch_xla compiled {graphs} in {steps}: too few for a storm", None
 
 
-def _worst(causes: list[CompilerCause]) -> CompilerCause:
-    """A limit hit speaks first, then the dearest with a place."""
-    return min(causes, key=lambda cause: (cause.kind != "limit_hit", cause.place is None))
-
-
-def _text(causes: list[CompilerCause], noun: str) -> str:
-    """`7 recompilations, 1 at the limit of versions, the first in step 1; s.calls == 0`."""
-    worst = _worst(causes)
-    reason = worst.text or worst.cause
-    limits = sum(cause.count for cause in causes if cause.kind == "limit_hit")
-    others = sum(cause.count for cause in causes) - limits
-    parts = [f"{others} {noun}{'' if others == 1 else 's'}"] if others else []
-    if limits:
-        parts.append(f"{limits} refused at the limit of compiled versions")
-    steps = [cause.first_step for cause in causes if cause.first_step is not None]
-    if steps:
-        parts.append(f"the first in step {min(steps)}")
-    return ", ".join(parts) + (f"; {reason}" if reason else "")
+# ---- steps -----------------------------------------------------------------------------------------------------------
 
 
 def compiling_steps(backend: Backend, one: CompilerFacts) -> list[CompilerSteps]:
     """One per kind of step of the processes that used it, "train" first; counts that no source tells are None.
 
-    Of what traces alone tell, only the steps that these cover are looked at. Where none of these processes has steps
-    with wall times, one for all steps that the backend's own reports count.
+    Steps in profiler windows are left out where there are others. Of what traces alone tell, only the steps that these
+    cover are looked at. Where none of these processes has steps with wall times, one for all steps that the backend's
+    own reports count.
     """
-    rows, steps = backend.rows, backend.steps
-    if steps.is_empty():
+    rows, all_steps = backend.rows, _steps(backend)
+    if all_steps.is_empty():
         return _reported(backend, one)
-    if rows.height and rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
-        steps = steps.filter(pl.col("traced"))
+    if rows.height and rows["source"].fill_null("").str.starts_with(TRACE).all() and all_steps["traced"].any():
+        all_steps = all_steps.filter(pl.col("traced"))
     # some source says how long compiling took, or nothing was compiled
     told = durations(rows).height > 0 or rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
-    kinds = sorted(steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind))
-    return [_of_kind(one, kind, steps.filter(pl.col("kind") == kind), told) for kind in kinds]
-
-
-def _of_kind(one: CompilerFacts, kind: str, steps: pl.DataFrame, told: bool) -> CompilerSteps:
-    """Of the steps, those outside profiler windows; where all are inside, as in a trace of others, all."""
-    outside = steps.filter(~pl.col("in_window"))
-    steps = outside if outside.height else steps
-    late = steps.filter(pl.col("late"))
-    compiling = steps.filter(pl.col("compiling"))
-    quiet = steps.filter(~pl.col("compiling") & (pl.col("reason") == STEADY))
-    compile_ns, late_ns = int(steps["compile_ns"].sum()), int(late["compile_ns"].sum())
-    wall_ns, late_wall_ns = int(steps["wall_ns"].sum()), int(late["wall_ns"].sum())
-    return CompilerSteps(
-        backend=one.backend,
-        kind=kind,
-        steps=steps.height,
-        compiling_steps=compiling.height,
-        compile_ms=compile_ns / 1e6 if told else None,
-        wall_ms=wall_ns / 1e6,
-        share=compile_ns / wall_ns if told else None,
-        late_compile_ms=late_ns / 1e6 if told else None,
-        late_wall_ms=late_wall_ns / 1e6,
-        late_share=late_ns / late_wall_ns if told and late.height else None,
-        compiles=int(steps["compiles"].sum()),
-        recompiles=None if one.recompiles is None else int(steps["recompiles"].sum()),
-        transfers=None if one.transfers is None else int(steps["transfers"].sum()),
-        breaks=None if one.graph_breaks is None else int(steps["breaks"].sum()),
-        mean_compiling_ms=mean(compiling["wall_ns"]) / 1e6 if compiling.height else None,
-        mean_quiet_ms=mean(quiet["wall_ns"]) / 1e6 if quiet.height else None,
-    )
+    found = []
+    for kind in sorted(all_steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind)):
+        steps = all_steps.filter(pl.col("kind") == kind)
+        outside = steps.filter(~pl.col("in_window"))
+        steps = outside if outside.height else steps
+        late, compiling = steps.filter(pl.col("late")), steps.filter(pl.col("compiling"))
+        quiet = steps.filter(~pl.col("compiling") & (pl.col("reason") == STEADY))
+        compile_ns, late_ns = int(steps["compile_ns"].sum()), int(late["compile_ns"].sum())
+        wall_ns, late_wall_ns = int(steps["wall_ns"].sum()), int(late["wall_ns"].sum())
+        of_kind = CompilerSteps(
+            backend=one.backend,
+            kind=kind,
+            steps=steps.height,
+            compiling_steps=compiling.height,
+            compile_ms=compile_ns / 1e6 if told else None,
+            wall_ms=wall_ns / 1e6,
+            share=compile_ns / wall_ns if told else None,
+            late_compile_ms=late_ns / 1e6 if told else None,
+            late_wall_ms=late_wall_ns / 1e6,
+            late_share=late_ns / late_wall_ns if told and late.height else None,
+            compiles=int(steps["compiles"].sum()),
+            recompiles=None if one.recompiles is None else int(steps["recompiles"].sum()),
+            transfers=None if one.transfers is None else int(steps["transfers"].sum()),
+            breaks=None if one.graph_breaks is None else int(steps["breaks"].sum()),
+            mean_compiling_ms=mean(compiling["wall_ns"]) / 1e6 if compiling.height else None,
+            mean_quiet_ms=mean(quiet["wall_ns"]) / 1e6 if quiet.height else None,
+        )
+        found.append(of_kind)
+    return found
 
 
 def _reported(backend: Backend, one: CompilerFacts) -> list[CompilerSteps]:
     """The steps that reports count, all of them "train": a report knows no kinds."""
-    marked = tuple(report for report in backend.reports if report.marks)
+    marked = [report for report in backend.reports if report.marks]
     if not marked:
         return []
     rows = backend.rows.filter(pl.col("process").is_in([report.process for report in marked]))
-    backend, steps = replace(backend, rows=rows), sum(report.marks or 0 for report in marked)
-    walls = [estimated_wall_ns(report) for report in marked]
-    wall_ns = None if None in walls else sum(wall or 0 for wall in walls)
+    steps = sum(report.marks or 0 for report in marked)
+    walls = [wall for report in marked if (wall := estimated_wall_ns(report)) is not None]
+    wall_ns = sum(walls) if len(walls) == len(marked) else None
     whole = [value for report in marked if (value := report.compile_ns()) is not None]
-    compile_ns = max((ns for ns in (total_ns(rows), sum(whole) if whole else None) if ns is not None), default=None)
+    spent = [ns for ns in (total_ns(rows), sum(whole) if whole else None) if ns is not None]
+    compile_ns = max(spent, default=None)
     # the compilations whose step is known, with the step's index
-    numbered = pl.concat([_numbered(rows, report) for report in marked])
+    parts = []
+    for report in marked:
+        own = rows.filter((pl.col("process") == report.process) & pl.col("kind").is_in(COMPILATIONS))
+        parts.append(own.drop_nulls("step").with_columns(index=pl.col("step") - report.first_step(own)))
+    numbered = pl.concat(parts)
     late = numbered.filter(pl.col("index") >= WARMUP_STEPS)
     late_ns = total_ns(late) if late.height else 0
     late_steps = sum(max((report.marks or 0) - WARMUP_STEPS, 0) for report in marked)
     late_wall_ns = wall_ns * late_steps / steps if wall_ns is not None else None
     compiled, reported = counted(rows), sum(report.compiles() for report in marked)
     known = numbered.height > 0 or not (compiled.height or reported)
-    transfers = max(backend.count("transfer"), sum(report.transfers() for report in marked))
+    counts = {kind: int(rows.filter(pl.col("kind") == kind)["count"].sum()) for kind in rows["kind"].unique()}
+    transfers = max(counts.get("transfer", 0), sum(report.transfers() for report in marked))
+
+    def share(part: float | None, whole: float | None) -> float | None:
+        """At most 1: an estimated wall time may be shorter than what was measured inside it."""
+        return None if part is None or not whole else min(part / whole, 1.0)
+
     return [
         CompilerSteps(
             backend=backend.name,
@@ -406,31 +417,19 @@ def _reported(backend: Backend, one: CompilerFacts) -> list[CompilerSteps]:
             compiling_steps=numbered.select("process", "index").n_unique() if known else None,
             compile_ms=None if compile_ns is None else compile_ns / 1e6,
             wall_ms=None if wall_ns is None else wall_ns / 1e6,
-            share=_share(compile_ns, wall_ns),
+            share=share(compile_ns, wall_ns),
             late_compile_ms=late_ns / 1e6 if known and late_ns is not None else None,
             late_wall_ms=None if late_wall_ns is None else late_wall_ns / 1e6,
-            late_share=_share(late_ns, late_wall_ns) if known else None,
+            late_share=share(late_ns, late_wall_ns) if known else None,
             compiles=max(int(compiled["count"].sum()), reported),
-            recompiles=None if one.recompiles is None else backend.count("recompile"),
+            recompiles=None if one.recompiles is None else counts.get("recompile", 0),
             transfers=None if one.transfers is None else transfers,
-            breaks=None if one.graph_breaks is None else backend.count("graph_break"),
+            breaks=None if one.graph_breaks is None else counts.get("graph_break", 0),
             mean_compiling_ms=None,
             mean_quiet_ms=None,
             estimated=wall_ns is not None,
         )
     ]
-
-
-def _numbered(rows: pl.DataFrame, report: Report) -> pl.DataFrame:
-    """The compilations of a report's process whose step is known, with the step's index."""
-    own = rows.filter((pl.col("process") == report.process) & pl.col("kind").is_in(COMPILATIONS))
-    index = pl.col("step") - report.first_step(own)
-    return own.drop_nulls("step").with_columns(index=index)
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    """At most 1: an estimated wall time may be shorter than what was measured inside it."""
-    return None if part is None or not whole else min(part / whole, 1.0)
 
 
 def points(rows: pl.DataFrame, steps: pl.DataFrame, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
@@ -473,15 +472,53 @@ def _dearest(rows: list[int], lengths: Sequence[int], limit: int) -> list[int]:
     return [max(rows[low:high], key=lengths.__getitem__) for low, high in pairwise(edges)]
 
 
+# ---- how often -------------------------------------------------------------------------------------------------------
+
+
+def article_rate(backend: Backend) -> Rate | None:
+    """The rate of the process that compiled most.
+
+    torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
+    report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
+    """
+    reports = {report.process: report for report in backend.reports if report.marks}
+    events = _by_process(counted(backend.rows))
+    measured = dict(backend.run_steps.group_by("process").len().iter_rows())
+    rates = []
+    for process in backend.processes:
+        report, compiles, steps = reports.get(process), events.get(process, 0), measured.get(process, 0)
+        if report is not None:
+            compiles = report.samples("CompileTime") if report.complete else compiles
+            steps = report.marks or steps
+        if steps:
+            rates.append(Rate(process, compiles, steps))
+    return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
+
+
 def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -> CompileStorm | None:
     """The rates of one compiler, by its `article_rate`; None where nothing counts steps."""
     if backend.name not in COMPILERS or rate is None:
         return None
-    worst = max(
-        (_recent(*sequence) for sequence in _sequences(backend)),
-        key=lambda one: (one["windows"], one["quiet_before"] or 0, one["late_steps"]),
-        default=dict.fromkeys(("windows", "first_window_step", "late_step", "quiet_before")),
-    )
+    worst: dict[str, Any] = dict.fromkeys(("kind", "windows", "first_window_step", "late_step", "quiet_before"))
+    found = []
+    for kind, numbers, compiled in _sequences(backend):
+        after = np.arange(len(compiled)) >= WARMUP_STEPS
+        so_far = np.concatenate([[0], np.cumsum(compiled & after)])
+        ends = np.arange(1, len(compiled) + 1)
+        stormy = np.flatnonzero(so_far[ends] - so_far[np.maximum(ends - WINDOW_STEPS, 0)] >= WINDOW_COMPILES)
+        at = np.flatnonzero(compiled)
+        quiet = np.diff(np.concatenate([[-1], at])) - 1
+        late = np.flatnonzero(quiet >= QUIET_STEPS)[:1]
+        own = {
+            "kind": kind,
+            "windows": len(stormy),
+            "first_window_step": int(numbers[stormy[0]]) if len(stormy) else None,
+            "late_step": int(numbers[at[late[0]]]) if len(late) else None,
+            "quiet_before": int(quiet[late[0]]) if len(late) else None,
+            "late_steps": int((compiled & after).sum()),
+        }
+        found.append(own)
+    worst = max(found, key=lambda own: (own["windows"], own["quiet_before"] or 0, own["late_steps"]), default=worst)
     # compile time after warm-up and its share, of all kinds together
     told = [(kind.late_compile_ms, kind.late_wall_ms or 0.0) for kind in steps if kind.late_compile_ms is not None]
     wall_ms = sum(wall for _, wall in told)
@@ -496,31 +533,9 @@ def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -
     )
 
 
-def article_rate(backend: Backend) -> Rate | None:
-    """The rate of the process that compiled most.
-
-    torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
-    report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
-    """
-    reports = {report.process: report for report in backend.reports if report.marks}
-    events = dict(counted(backend.rows).group_by("process").agg(pl.col("count").sum()).iter_rows())
-    measured = dict(backend.run_steps.group_by("process").len().iter_rows())
-    rates = []
-    for process in backend.processes:
-        report = reports.get(process)
-        steps = (report.marks if report is not None else None) or measured.get(process, 0)
-        told = report is not None and report.complete
-        compiles = report.samples("CompileTime") if report is not None and told else events.get(process, 0)
-        if steps:
-            rates.append(Rate(process, compiles, steps))
-    return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
-
-
-_Sequence = tuple[str | None, Int64, Bools]  # a kind of step, numbers of steps, and whether each compiled
-
-
-def _sequences(backend: Backend) -> Iterator[_Sequence]:
-    """Of each process and kind of step; of a report whose compilations name their steps, by these."""
+def _sequences(backend: Backend) -> Iterator[tuple[str | None, Int64, Bools]]:
+    """A kind of step, numbers of steps, and whether each compiled: of each process and kind; of a report whose
+    compilations name their steps, by these."""
     by_process = {report.process: report for report in backend.reports}
     for process in backend.processes:
         mine = backend.table.filter(pl.col("process") == process)
@@ -538,25 +553,6 @@ def _sequences(backend: Backend) -> Iterator[_Sequence]:
             compiled = np.zeros(steps, bool)
             compiled[at[(at >= 0) & (at < steps)]] = True
             yield None, first + np.arange(steps), compiled
-
-
-def _recent(kind: str | None, steps: Int64, compiled: Bools) -> dict[str, Any]:
-    """What the windowed rule and the late one find in a sequence."""
-    after = np.arange(len(compiled)) >= WARMUP_STEPS
-    so_far = np.concatenate([[0], np.cumsum(compiled & after)])
-    ends = np.arange(1, len(compiled) + 1)
-    stormy = np.flatnonzero(so_far[ends] - so_far[np.maximum(ends - WINDOW_STEPS, 0)] >= WINDOW_COMPILES)
-    at = np.flatnonzero(compiled)
-    quiet = np.diff(np.concatenate([[-1], at])) - 1
-    late = np.flatnonzero(quiet >= QUIET_STEPS)
-    return {
-        "kind": kind,
-        "windows": len(stormy),
-        "first_window_step": int(steps[stormy[0]]) if len(stormy) else None,
-        "late_step": int(steps[at[late[0]]]) if len(late) else None,
-        "quiet_before": int(quiet[late[0]]) if len(late) else None,
-        "late_steps": int((compiled & after).sum()),
-    }
 
 
 def limits(
@@ -582,28 +578,21 @@ def limits(
             (pl.col("kind") == pl.col("hit_kind")) & ~pl.col("in_window") & ~pl.col("first_batch")
         )
         own = own.with_columns(left_ns=pl.col("wall_ns") - pl.col("compile_ns"))
-        earlier = _comparable(own.filter(pl.col("row") < pl.col("at")))
-        later = _comparable(own.filter(pl.col("row") > pl.col("at")))
+        sides, medians = [], []
+        for side in (own.filter(pl.col("row") < pl.col("at")), own.filter(pl.col("row") > pl.col("at"))):
+            quiet = side.filter(~pl.col("compiling"))
+            sides.append(quiet if quiet.height >= EAGER_STEPS else side)
+            median = sides[-1]["left_ns"].median() if sides[-1].height >= EAGER_STEPS else None
+            medians.append(median / 1e6 if isinstance(median, int | float) else None)
         found.append(
             EagerAfterLimit(
                 cause=cause.id,
                 step=cause.first_step,
-                before_ms=_median_ms(earlier),
-                before_steps=earlier.height,
-                after_ms=_median_ms(later),
-                after_steps=later.height,
-                before_compiling=bool(earlier["compiling"].any()),
+                before_ms=medians[0],
+                before_steps=sides[0].height,
+                after_ms=medians[1],
+                after_steps=sides[1].height,
+                before_compiling=bool(sides[0]["compiling"].any()),
             )
         )
     return tuple(found)
-
-
-def _comparable(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps that did not compile, where there are enough of them, else all."""
-    quiet = steps.filter(~pl.col("compiling"))
-    return quiet if quiet.height >= EAGER_STEPS else steps
-
-
-def _median_ms(steps: pl.DataFrame) -> float | None:
-    median = steps["left_ns"].median() if steps.height >= EAGER_STEPS else None
-    return median / 1e6 if isinstance(median, int | float) else None

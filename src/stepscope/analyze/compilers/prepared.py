@@ -19,12 +19,11 @@ import polars as pl
 from msgspec.structs import replace
 
 from stepscope.engine import intervals
-from stepscope.engine.intervals import Intervals
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE, Int64, Numbers
 from stepscope.tables.schema import Tables
 
 # The article's rule (torch_xla's debug profiler): it speaks only after so many steps, of more compiles per step.
@@ -56,7 +55,6 @@ TIMED = (*COMPILATIONS, "limit_hit", "failure")  # kinds whose durations are tim
 _OF_FRAME = ("function", "def_file", "def_line", "call_file", "call_line")
 _FILLED = ("file", "line", "subject", *_OF_FRAME)
 Row = Mapping[str, Any]
-_Frame = tuple[tuple[str, str, str], "str | None"]  # process, backend and name of a frame; a cause, or None for any
 
 
 def prepare(tables: Tables, labelled: LabelledSteps) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -130,36 +128,30 @@ def _with_limits(rows: pl.DataFrame) -> pl.DataFrame:
     lacking = pl.any_horizontal(pl.col(name).is_null() for name in _FILLED)
     if rows.filter((pl.col("kind") == "limit_hit") & lacking).is_empty():
         return rows
+    latest: dict[tuple[Any, ...], Row] = {}  # by a frame, and a cause or None for any
+    filled: dict[int, dict[str, Any]] = {}
     columns = ("pos", "process", "backend", "kind", "direction", "graph", "cause", *_FILLED)
-    latest: dict[_Frame, Row] = {}
-    changes: dict[str, dict[int, Any]] = {name: {} for name in _FILLED}
     for row in rows.select(columns).iter_rows(named=True):
-        frames = _frames(row)
+        # the compiled frame is named by the first number of its graph id, or by its function
+        prefix, slash, _ = (row["graph"] or "").partition("/")
+        names = [("graph", prefix)] if slash else []
+        names += [("function", row["function"])] if row["function"] is not None else []
+        frames = [(row["process"], row["backend"] or "", *name) for name in names]
         if row["kind"] in COMPILATIONS and row["direction"] != "backward":
-            for frame in frames:
-                latest[frame, None] = latest[frame, row["cause"]] = row
+            latest.update({(*frame, cause): row for frame in frames for cause in (None, row["cause"])})
         if row["kind"] != "limit_hit" or not frames:
             continue
         cause = None if row["cause"] == "unknown" else row["cause"]
-        found = latest.get((frames[0], cause)) or latest.get((frames[0], None)) or {}
+        found = latest.get((*frames[0], cause)) or latest.get((*frames[0], None)) or {}
         for name in _FILLED if cause in (None, found.get("cause")) else _OF_FRAME:
             # a line of one row is never put beside the file of another
             partner = name.replace("line", "file")
             if row[name] is None and found.get(name) is not None and (partner == name or row[partner] is None):
-                changes[name][row["pos"]] = found[name]
+                filled.setdefault(row["pos"], {})[name] = found[name]
     return rows.with_columns(
-        pl.Series(name, [new.get(pos, old) for pos, old in enumerate(rows[name])], dtype=rows.schema[name])
-        for name, new in changes.items()
-        if new
+        pl.Series(name, [filled.get(at, {}).get(name, old) for at, old in enumerate(rows[name])], rows.schema[name])
+        for name in _FILLED
     )
-
-
-def _frames(row: Row) -> list[tuple[str, str, str]]:
-    """Names of the compiled frame: the first number of its graph id, and its function."""
-    prefix, slash, _ = (row["graph"] or "").partition("/")
-    names = [f"graph {prefix}"] if slash else []
-    names += [f"function {row['function']}"] if row["function"] is not None else []
-    return [(row["process"], row["backend"] or "", name) for name in names]
 
 
 def durations(rows: pl.DataFrame) -> pl.DataFrame:
@@ -169,29 +161,26 @@ def durations(rows: pl.DataFrame) -> pl.DataFrame:
 
 def total_ns(rows: pl.DataFrame) -> int | None:
     """Time spent on compiling in all processes; None where no row has a duration."""
-    spans, lengths = _split(durations(rows))
+    spans, lengths = _split(rows)
     if spans.is_empty() and lengths.is_empty():
         return None
-    return sum(intervals.total(one) for one in unions(spans).values()) + int(lengths["duration_ns"].sum())
-
-
-def unions(spans: pl.DataFrame) -> dict[str, Intervals]:
-    """process -> when it compiled."""
-    return {str(part["process"][0]): intervals.union(*_edges(part)) for part in spans.partition_by("process")}
+    busy = sum(intervals.total(intervals.union(*_edges(own))) for own in spans.partition_by("process"))
+    return busy + int(lengths["duration_ns"].sum())
 
 
 def per_step_ns(rows: pl.DataFrame, steps: pl.DataFrame) -> Int64:
     """For each step the time compiling took of it, between 0 and its wall time."""
     walls: Int64 = steps["wall_ns"].to_numpy()
     found = np.zeros(steps.height, np.int64)
-    spans, lengths = _split(durations(rows))
+    spans, lengths = _split(rows)
     timed = steps.drop_nulls("start_ns")
-    for process, busy in unions(spans).items():
-        own = timed.filter(pl.col("process") == process)
-        starts = own["start_ns"].to_numpy()
-        found[own["row"].to_numpy()] += intervals.covered(busy, starts, starts + own["wall_ns"].to_numpy())
-    untimed = set(steps.filter(pl.col("start_ns").is_null())["row"].to_list())
-    loose = pl.concat([lengths, spans.filter(pl.col("at").is_in(untimed))]).drop_nulls("at")
+    for (process,), own in spans.partition_by("process", as_dict=True).items():
+        mine = timed.filter(pl.col("process") == process)
+        starts = mine["start_ns"].to_numpy()
+        busy = intervals.union(*_edges(own))
+        found[mine["row"].to_numpy()] += intervals.covered(busy, starts, starts + mine["wall_ns"].to_numpy())
+    untimed = steps.filter(pl.col("start_ns").is_null())["row"]
+    loose = pl.concat([lengths, spans.filter(pl.col("at").is_in(untimed.implode()))]).drop_nulls("at")
     np.add.at(found, loose["at"].to_numpy(), loose["duration_ns"].to_numpy())
     return np.minimum(found, walls)
 
@@ -202,22 +191,20 @@ def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[Co
     Spans of a group and process that overlap count once. Groups without any duration are missing. Where a process has
     no measured steps, what names its step counts as inside, and of the rest nothing is known.
     """
-    spans, lengths = _split(durations(rows.with_columns(pl.Series("group", groups, dtype=pl.Int64))))
-    whole: Counter[int] = Counter()
-    inside: Counter[int] = Counter()
+    spans, lengths = _split(rows.with_columns(pl.Series("group", groups, dtype=pl.Int64)))
     measured = steps["process"].unique().to_list()
-    whole.update(dict(lengths.group_by("group").agg(pl.col("duration_ns").sum()).rows()))
     known = pl.col("process").is_in(measured)
     told = lengths.filter(known | pl.col("step").is_not_null())
     counts = pl.when(~known | pl.col("at").is_not_null()).then("duration_ns").otherwise(0)
-    inside.update(dict(told.group_by("group").agg(counts.sum()).rows()))
-    for process, own in spans.partition_by("process", as_dict=True).items():
+    whole = Counter(dict(lengths.group_by("group").agg(pl.col("duration_ns").sum()).rows()))
+    inside = Counter(dict(told.group_by("group").agg(counts.sum()).rows()))
+    for (process,), own in spans.partition_by("process", as_dict=True).items():
         starts, ends = _edges(own)
-        timed = steps.filter(pl.col("process") == process[0]).drop_nulls("start_ns")
+        timed = steps.filter(pl.col("process") == process).drop_nulls("start_ns")
         ran = intervals.union(*_edges(timed.select(time_ns="start_ns", duration_ns="wall_ns")))
         # on an axis that holds the time in steps alone, what a span covers is what it has inside steps
         axes = [(whole, starts, ends)]
-        if process[0] in measured:
+        if process in measured:
             axes.append((inside, intervals.covered_before(ran, starts), intervals.covered_before(ran, ends)))
         for sums, begins, finishes in axes:
             for key, length in zip(*intervals.union_by(own["group"].to_numpy(), begins, finishes), strict=True):
@@ -225,9 +212,9 @@ def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[Co
     return whole, inside
 
 
-def _split(told: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Rows that are spans, and rows that are lengths only."""
-    spans = pl.col("time_ns").is_not_null() & (pl.col("count") == 1)
+def _split(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Those of `durations` that are spans, and those that are lengths only."""
+    told, spans = durations(rows), pl.col("time_ns").is_not_null() & (pl.col("count") == 1)
     return told.filter(spans), told.filter(~spans)
 
 
@@ -242,19 +229,17 @@ _KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "
 def groups(rows: pl.DataFrame, steps: pl.DataFrame, code: UserCode) -> list[tuple[CompilerCause, list[Row]]]:
     """All causes, most expensive first, those without time behind, by count; with the rows that each is made of, later
     backward passes left out."""
-    numbers: dict[tuple[Any, ...], int] = {}
+    numbers: Numbers[tuple[Any, ...]] = Numbers()
     members: dict[int, list[Row]] = {}
     assigned: list[int] = []
     for row in rows.iter_rows(named=True):  # owners come before what belongs to them
         if row["owner"] != row["pos"]:
             assigned.append(assigned[row["owner"]])
         else:
-            assigned.append(numbers.setdefault(tuple(row[name] for name in _KEY), len(numbers)))
+            assigned.append(numbers[tuple(row[name] for name in _KEY)])
             members.setdefault(assigned[-1], []).append(row)
     whole, inside = by_group(rows, np.array(assigned, np.int64), steps)
-    ranked = [
-        (_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), own) for number, own in members.items()
-    ]
+    ranked = [(_cause(own, code, whole.get(number), inside.get(number)), own) for number, own in members.items()]
     ranked.sort(key=lambda one: (one[0].total_ms is None, -(one[0].total_ms or 0.0), -one[0].count, one[0].id))
     seen: Counter[str] = Counter()
     for number, (cause, own) in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
@@ -264,40 +249,50 @@ def groups(rows: pl.DataFrame, steps: pl.DataFrame, code: UserCode) -> list[tupl
     return ranked
 
 
-def _cause(rows: Sequence[Row], code: UserCode, total_ms: float | None, inside_ms: float | None) -> CompilerCause:
-    first, last = rows[0], rows[-1]
+def _cause(rows: Sequence[Row], code: UserCode, total_ns: int | None, inside_ns: int | None) -> CompilerCause:
+    first = rows[0]
     in_order = sorted(rows, key=lambda row: (row["step"] is None, row["step"] or 0))
     steps = list(dict.fromkeys(_told(in_order, "step")))
     subject = next((name for name, _ in Counter(_told(rows, "subject")).most_common(1)), None)
-    single = _told((row for row in rows if row["count"] == 1), "duration_ns")
+    if total_ns is None:  # durations that are no compiling: of transfers
+        plain = _told(rows, "duration_ns")
+        placed = _told((row for row in rows if row["at"] is not None), "duration_ns")
+        total_ns, inside_ns = sum(plain) if plain else None, sum(placed) if placed else None
     place, definition, call = _places(first, code)
+    # ten hex digits that stay the same from run to run, and from machine to machine
+    at = next((at for at in ("", "def_", "call_") if first[f"{at}file"]), None)
+    where = "" if at is None else f"{posixpath.basename(first[f'{at}file'])}:{first[f'{at}line']}"
+    parts = (first["kind"], first["function"], where, first["cause"], subject, first["operator"])
+    # what changed, step by step; ranks that saw the same are one
+    changed = (row for row in in_order if row["old"] is not None or row["new"] is not None)
+    changes = dict.fromkeys(Change(row["step"], row["old"], row["new"], row["subject"]) for row in changed)
     return CompilerCause(
-        id=_id(first, subject),
+        id=hashlib.sha256("\x00".join(str(part or "") for part in parts).encode()).hexdigest()[:10],
         backend=first["backend"] or "",
         kind=first["kind"],
         cause=first["cause"] or "",
-        text=_reason(_last(rows, "reason")),
+        text=_reason(next(reversed(_told(rows, "reason")), None)),
         function=first["function"],
         place=place,
         definition=definition,
         call=call,
-        hint=_last(rows, "hint"),
+        hint=next(reversed(_told(rows, "hint")), None),
         operator=first["operator"],
         subject=subject,
         count=sum(row["count"] for row in rows),
-        total_ms=total_ms if total_ms is not None else _plain_ms(rows),
-        longest_ms=_ms(max(single, default=None)),
+        total_ms=_ms(total_ns),
+        longest_ms=_ms(max(_told((row for row in rows if row["count"] == 1), "duration_ns"), default=None)),
         steps=tuple(steps[:STEPS_SHOWN]),
         step_count=len(steps),
         first_step=steps[0] if steps else None,
         last_step=steps[-1] if steps else None,
-        changes=_changes(in_order),
+        changes=tuple(changes)[:CHANGES_SHOWN],
         cache_entries=max(_told(rows, "cache_entries"), default=None),
-        limit=_last(rows, "limit"),
+        limit=next(reversed(_told(rows, "limit")), None),
         ranks=tuple(sorted(set(_told(rows, "rank")))),
         kinds=tuple(sorted(set(_told(rows, "step_kind")), key=lambda kind: (kind != "train", kind))),
-        in_main_steps_ms=inside_ms if total_ms is not None else _plain_ms(row for row in rows if row["at"] is not None),
-        source="; ".join(dict.fromkeys(_told((first, last), "source"))),
+        in_main_steps_ms=_ms(inside_ns),
+        source="; ".join(dict.fromkeys(_told((first, rows[-1]), "source"))),
         counted=all(row["counted"] for row in rows),
     )
 
@@ -324,27 +319,6 @@ def _places(row: Row, code: UserCode) -> tuple[Place | None, Place | None, Place
     return cause or call or begins, definition, call
 
 
-def _changes(rows: Iterable[Row]) -> tuple[Change, ...]:
-    """What changed, step by step; ranks that saw the same are one."""
-    told = (row for row in rows if row["old"] is not None or row["new"] is not None)
-    found = dict.fromkeys(Change(row["step"], row["old"], row["new"], row["subject"]) for row in told)
-    return tuple(found)[:CHANGES_SHOWN]
-
-
-def _id(row: Row, subject: str | None) -> str:
-    """Ten hex digits that stay the same from run to run, and from machine to machine."""
-    at = next((at for at in ("", "def_", "call_") if row[f"{at}file"]), None)
-    where = "" if at is None else f"{posixpath.basename(row[f'{at}file'])}:{row[f'{at}line']}"
-    parts = (row["kind"], row["function"], where, row["cause"], subject, row["operator"])
-    return hashlib.sha256("\x00".join(str(part or "") for part in parts).encode()).hexdigest()[:10]
-
-
-def _plain_ms(rows: Iterable[Row]) -> float | None:
-    """The sum of durations that are no compiling: of transfers."""
-    told = _told(rows, "duration_ns")
-    return _ms(sum(told)) if told else None
-
-
 def _reason(text: str | None) -> str:
     """The first line without the graph id before it ("2/7: "), the source quoted behind it and the advice."""
     line = next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
@@ -352,10 +326,6 @@ def _reason(text: str | None) -> str:
     if colon and "/" in head and head.replace("/", "").isdigit():
         line = tail
     return line.partition("(HINT")[0].partition("  # ")[0].strip()
-
-
-def _last(rows: Sequence[Row], name: str) -> Any:
-    return next(iter(_told(reversed(rows), name)), None)
 
 
 def _ms(ns: int | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 from msgspec import Struct
@@ -167,7 +167,7 @@ _COUNTS = re.compile(r"([0-9]{1,15}) counts during ([0-9]{1,15}) steps")
 _UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, "m"), (10**9, "s"), (10**6, "ms"))
 
 
-class Rate(Struct, frozen=True):
+class Rate(NamedTuple):
     """Compilations and steps of one process, warm-up included, as the article counts them."""
 
     process: str
@@ -201,28 +201,29 @@ def quoted(tables: Tables) -> tuple[CompilerWarning, ...]:
     return tuple(found.values())
 
 
-def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> Iterator[CompilerWarning]:
-    """The lines that hold by the conditions, those of several processes with the highest count first.
+def warnings(
+    quotes: Iterable[CompilerWarning], reports: Sequence[Report], rates: Mapping[str, Rate | None]
+) -> tuple[CompilerWarning, ...]:
+    """Quoted lines, and of those that hold by the conditions the first of each kind that is not quoted, of several
+    processes that with the highest count; by rule and metric.
 
     Args:
         rates: backend -> compilations and steps as the article counts them.
     """
+    every = list(quotes)
     for backend, metric, source in ((TORCH_COMPILE, "compiles", "frames by steps"), (TORCH_XLA, "CompileTime", "")):
         rate = rates.get(backend)
         if rate is not None and rate.too_frequent:
-            text = _frequent("CompileTime", rate.compiles, rate.steps)
+            text = f"CompileTime too frequent: {rate.compiles} counts during {rate.steps} steps"
             source = source or f"compilations by steps of {rate.process}"
-            yield CompilerWarning(TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source)
+            warning = CompilerWarning(TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source)
+            every.append(warning)
     found = [warning for report in reports for warning in _of_report(report)]
-    yield from sorted(found, key=lambda warning: -(warning.count or 0))
-
-
-def together(quotes: Iterable[CompilerWarning], others: Iterable[CompilerWarning]) -> tuple[CompilerWarning, ...]:
-    """Quoted lines, and of the made ones the first of each kind that is not quoted; by rule and metric."""
-    found: dict[tuple[str, str], CompilerWarning] = {}
-    for one in (*quotes, *others):
-        found.setdefault((one.rule, one.metric), one)
-    return tuple(sorted(found.values(), key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
+    every += sorted(found, key=lambda warning: -(warning.count or 0))
+    first: dict[tuple[str, str], CompilerWarning] = {}
+    for one in every:
+        first.setdefault((one.rule, one.metric), one)
+    return tuple(sorted(first.values(), key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
 
 
 def _of_report(report: Report) -> Iterator[CompilerWarning]:
@@ -235,7 +236,7 @@ def _of_report(report: Report) -> Iterator[CompilerWarning]:
     for name in TRANSFER:
         count = report.samples(name)
         if steps and count / steps > PER_STEP:
-            yield line(TOO_FREQUENT, _frequent(name, count, steps), name, count)
+            yield line(TOO_FREQUENT, f"{name} too frequent: {count} counts during {steps} steps", name, count)
     for name, bound in (("CompileTime", SLOW_COMPILE_NS), ("ExecuteTime", SLOW_EXECUTE_NS)):
         longest = longest_ns(report, name)
         if longest is not None and longest > bound:
@@ -244,10 +245,6 @@ def _of_report(report: Report) -> Iterator[CompilerWarning]:
     operators = report.unlowered()
     if operators:
         yield line(NOT_LOWERED, f"Op(s) not lowered: {', '.join(operators)}", "aten::", sum(operators.values()))
-
-
-def _frequent(metric: str, count: int, steps: int) -> str:
-    return f"{metric} too frequent: {count} counts during {steps} steps"
 
 
 def xla_time(ns: float) -> str:

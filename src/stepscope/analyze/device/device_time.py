@@ -26,11 +26,10 @@ from stepscope.engine.device_work import (
     links_of,
     work,
 )
-from stepscope.engine.slice_names import called_by_name
 from stepscope.engine.spans import Base, Span
+from stepscope.engine.user_code import called_by_name
 from stepscope.model import DeviceLine, DeviceLines, DeviceTime, Place, ReadingFacts, TraceFacts
-from stepscope.tables.arrays import NONE, Bools
-from stepscope.tables.parts import decode
+from stepscope.tables.arrays import NONE, Bools, decode
 from stepscope.tables.schema import Tables
 
 LAUNCHED, ALL = "launched", "all"

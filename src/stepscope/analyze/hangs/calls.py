@@ -71,6 +71,10 @@ class Calls(Struct, frozen=True):
     part: Bools
     created_ns: Int64
 
+    def of_rank(self, position: int) -> slice:
+        """The rows of a rank."""
+        return slice(*np.searchsorted(self.rank, [position, position + 1]).tolist())
+
 
 def calls(recording: HangRecording, world_size: int | None) -> Calls:
     """The table; `world_size` is what others know of it, None where nobody does."""

@@ -15,7 +15,7 @@ from stepscope.analyze.context import Context
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.findings import Place
 from stepscope.read.hang_recording import Communicator, HangRecording, RasRank
-from stepscope.tables.in_full import ranges
+from stepscope.tables.reduced import ranges
 from stepscope.tables.schema import Tables
 
 GONE_BEFORE_NS = 5 * 10**9  # a process that ended as long before the last reading of its host did not end with the run

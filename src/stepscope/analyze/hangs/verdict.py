@@ -17,7 +17,7 @@ from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, nam
 from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
 from stepscope.model.counted import things
 from stepscope.model.findings import Place
-from stepscope.model.hangs import (
+from stepscope.model.ranks import (
     CROSSED,
     ENDED,
     MISMATCH,
@@ -57,81 +57,56 @@ class Judged(Struct, frozen=True, dict=True):
         return self.waits.calls
 
     @cached_property
-    def causes(self) -> list[Cause]:
-        return self.waits.causes
-
-    @cached_property
-    def asked(self) -> list[int]:
+    def asked(self) -> set[int]:
         """Ranks that stacks and processes are asked about: causes first, then some of those who wait."""
-        ranks = dict.fromkeys(rank for cause in self.causes for rank in cause.ranks)
+        ranks = dict.fromkeys(rank for cause in self.waits.causes for rank in cause.ranks)
         waiting = (int(self.calls.ranks[at]) for wait in self.waits.waits for at in wait.waiting)
-        return list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT]
+        return set(list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT])
 
     @cached_property
     def standing(self) -> dict[int, Standing]:
-        return other_sources.standing(self.context, set(self.asked))
+        return other_sources.standing(self.context, self.asked)
 
     @cached_property
     def endings(self) -> dict[int, Ending]:
-        return other_sources.endings(self.context.tables, set(self.asked))
+        return other_sources.endings(self.context.tables, self.asked)
 
-    def gone(self, rank: int) -> str:
-        """Why a rank is known to be gone; empty where it is not."""
-        if rank in self.ras.gone:
-            return "NCCL RAS considers it dead"
-        ending = self.endings.get(rank)
-        return ending.said if ending is not None and ending.gone else ""
-
-    # ------------------------------------------------------------------------------------------------------ places
+    def gone(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Those of these ranks that are known to be gone, and why."""
+        told = {rank: ending.said for rank, ending in self.endings.items() if ending.gone}
+        told |= dict.fromkeys(self.ras.gone, "NCCL RAS considers it dead")
+        return {rank: told[rank] for rank in ranks if rank in told}
 
     @cached_property
     def _places(self) -> list[Place | None]:
-        """The user's own line of each stack, the innermost one."""
+        """The user's own line of each stack, the innermost one; the last is of calls without a stack."""
         code = self.context.code
         found: list[Place | None] = []
         for stack in self.recording.stacks:
-            lines = (
-                Place(file, frame.line, frame.function)
-                for frame in stack
-                if (file := code.resolve(frame.file)) is not None
-            )
+            resolved = ((code.resolve(frame.file), frame) for frame in stack)
+            lines = (Place(file, frame.line, frame.function) for file, frame in resolved if file is not None)
             found.append(next(lines, None))
-        return found
+        return [*found, None]
 
     def place(self, row: int) -> Place | None:
         """The user's line that made a call."""
-        number = int(self.calls.stack[row])
-        return self._places[number] if number >= 0 else None
+        return self._places[int(self.calls.stack[row])]
 
     def common_place(self, rows: Sequence[int]) -> Place | None:
         """The line that most of these rows have."""
-        counted = Counter(self.calls.stack[list(rows)].tolist() if len(rows) else [])
-        lines: Counter[Place | None] = Counter()
-        for number, count in counted.items():
-            lines[self._places[number] if number >= 0 else None] += count
-        lines.pop(None, None)
+        lines: Counter[Place] = Counter()
+        for number, count in Counter(self.calls.stack[list(rows)].tolist() if len(rows) else []).items():
+            place = self._places[number]
+            if place is not None:
+                lines[place] += count
         return lines.most_common(1)[0][0] if lines else None
 
-    # -------------------------------------------------------------------------------------------------- calls by rank
-
-    @cached_property
-    def _bounds(self) -> list[int]:
-        bounds: list[int] = np.searchsorted(self.calls.rank, np.arange(len(self.calls.ranks) + 1)).tolist()
-        return bounds
-
-    def rows_of(self, position: int, group: int | None = None) -> list[int]:
-        """A rank's rows, of one group its collective calls, as it made them."""
-        first, end = self._bounds[position], self._bounds[position + 1]
-        if group is None:
-            return list(range(first, end))
-        calls = self.calls
-        chosen = (calls.group[first:end] == group) & ~calls.p2p[first:end] & ~calls.part[first:end]
-        rows: list[int] = (first + np.flatnonzero(chosen)).tolist()
-        return rows
-
-    def last_row(self, position: int) -> int | None:
-        first, end = self._bounds[position], self._bounds[position + 1]
-        return end - 1 if end > first else None
+    def collective(self, position: int, group: int) -> dict[int, int]:
+        """A rank's collective calls in a group: the row of each number."""
+        calls, mine = self.calls, self.calls.of_rank(position)
+        chosen = (calls.group[mine] == group) & ~calls.p2p[mine] & ~calls.part[mine]
+        rows = mine.start + np.flatnonzero(chosen)
+        return dict(zip(calls.sequence[rows].tolist(), rows.tolist(), strict=True))
 
 
 def blamed_ranks(recording: HangRecording) -> tuple[int, ...]:
@@ -158,7 +133,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
     numbers = _numbers(judged)
-    causes = [_cause(judged, cause, numbers) for cause in judged.causes]
+    causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.waits.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
     notes = [*_notes(judged, absent, world)]
     verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
@@ -192,7 +167,7 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
 def _numbers(judged: Judged) -> dict[int, int]:
     """The number of each open call in the table: those of causes first, then by time."""
     waits = judged.waits.waits
-    first = [at for cause in judged.causes for at in cause.waits]
+    first = [at for cause in judged.waits.causes for at in cause.waits]
     others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
     return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
 
@@ -200,54 +175,34 @@ def _numbers(judged: Judged) -> dict[int, int]:
 # ------------------------------------------------------------------------------------------------------------- causes
 
 
-def _cause(judged: Judged, cause: Cause, numbers: dict[int, int]) -> HangCause:
-    say = {MISSING: _missing, MISMATCH: _differs, CROSSED: _crossed, NO_DUMP: _no_dump, STUCK: _stuck}[cause.kind]
-    return say(judged, cause, numbers[cause.waits[0]])
-
-
 def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
-    gone = {rank: why for rank in cause.ranks if (why := judged.gone(rank))}
-    call = _call(judged, wait)
-    who, waiting = _rank_words(cause.ranks), _waiting(judged, wait)
-    if len(gone) == len(cause.ranks):
-        sentence = (
-            f"{who} ended before {call}{_at(_line(judged, wait))}, in which {waiting}: {next(iter(gone.values()))}"
-        )
+    wait, ranks, one = judged.waits.waits[cause.waits[0]], cause.ranks, len(cause.ranks) == 1
+    gone, (call, line, waiting) = judged.gone(ranks), _said(judged, wait)
+    all_gone = len(gone) == len(ranks)
+    if all_gone:
+        sentence = f"{_rank_words(ranks)} ended before {call}, in which {waiting}: {next(iter(gone.values()))}"
     else:
-        sentence = f"{who} did not come to {call}{_at(_line(judged, wait))}, in which {waiting}"
-    place = None
-    rank = cause.ranks[0]
+        sentence = f"{_rank_words(ranks)} did not come to {call}, in which {waiting}"
+    rank, place = ranks[0], None
     position = int(np.searchsorted(judged.calls.ranks, rank))
     standing = judged.standing.get(rank)
     if standing is not None and not gone:
-        where = (
-            f"{_at(standing.place)} ({standing.function})" if standing.place is not None else f" in {standing.function}"
-        )
-        sentence += (
-            f"; its main thread stood{where} at last" if len(cause.ranks) == 1 else f"; rank {rank} stood{where}"
-        )
         place = standing.place
-    left_out = _left_out(judged, wait, position)
+        where = f"{_at(place)} ({standing.function})" if place is not None else f" in {standing.function}"
+        sentence += f"; its main thread stood{where} at last" if one else f"; rank {rank} stood{where}"
+    left_out, mine = _left_out(judged, wait, position), judged.calls.of_rank(position)
     if left_out is not None:
-        text, line = left_out
-        sentence += f"; {text}" if len(cause.ranks) == 1 else f"; rank {rank}: {text}"
-        place = place or line
+        sentence += f"; {left_out[0]}" if one else f"; rank {rank}: {left_out[0]}"
+        place = place or left_out[1]
+    elif standing is None and mine.start == mine.stop:
+        sentence += "; no call of it is in its dump"
     elif standing is None:
-        sentence += _last_words(judged, position, several=len(cause.ranks) > 1)
-    if judged.ras.behind & set(cause.ranks):
-        sentence += f"; NCCL RAS agrees ({judged.ras.said[min(judged.ras.behind & set(cause.ranks))]})"
-    return HangCause(
-        ENDED if len(gone) == len(cause.ranks) else MISSING, number, cause.ranks, sentence, place or _line(judged, wait)
-    )
-
-
-def _last_words(judged: Judged, position: int, *, several: bool) -> str:
-    row = judged.last_row(position)
-    if row is None:
-        return "; no call of it is in its dump"
-    whose = f"the last call of rank {int(judged.calls.ranks[position])}" if several else "its last call"
-    return f"; {whose} was {_row_words(judged, row)}{_at(judged.place(row))}"
+        whose, last = "its last call" if one else f"the last call of rank {rank}", mine.stop - 1
+        sentence += f"; {whose} was {_row_words(judged, last)}{_at(judged.place(last))}"
+    behind = judged.ras.behind & set(ranks)
+    if behind:
+        sentence += f"; NCCL RAS agrees ({judged.ras.said[min(behind)]})"
+    return HangCause(ENDED if all_gone else MISSING, number, ranks, sentence, place or line)
 
 
 def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | None] | None:
@@ -257,72 +212,60 @@ def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | N
     """
     if wait.sequence is None or not wait.waiting:
         return None
-    mine, others = (
-        {int(judged.calls.sequence[row]): row for row in judged.rows_of(at, wait.group)}
-        for at in (position, wait.waiting[0])
-    )
-    common = sorted(mine.keys() & others.keys())
+    mine, others = (judged.collective(at, wait.group) for at in (position, wait.waiting[0]))
 
     def token(row: int) -> tuple[int, Place | None]:
         return int(judged.waits.tokens[row]), judged.place(row)
 
+    common = sorted(mine.keys() & others.keys())
     first = next((sequence for sequence in common if token(mine[sequence]) != token(others[sequence])), None)
     if first is None:
         return None
     later = [sequence for sequence in mine if sequence >= first]
     for shift in range(1, MAX_LEFT_OUT + 1):
-        if all(one + shift in others and token(mine[one]) == token(others[one + shift]) for one in later):
-            row = others[first]
-            what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
-            return f"it left out {what}" + (
-                f" and {things(shift - 1, 'more call')}" if shift > 1 else ""
-            ), judged.place(row)
-        ahead = [sequence for sequence in later if sequence >= first + shift]
-        if ahead and all(one - shift in others and token(mine[one]) == token(others[one - shift]) for one in ahead):
-            row = mine[first]
-            what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
-            return f"it made {what} beyond the others" + (f", and {shift - 1} more" if shift > 1 else ""), judged.place(
-                row
-            )
+        for by in (shift, -shift):
+            moved = [one for one in later if one >= first - min(by, 0)]
+            if not moved or any(one + by not in others or token(mine[one]) != token(others[one + by]) for one in moved):
+                continue
+            row = others[first] if by > 0 else mine[first]
+            call, place = f"{_row_words(judged, row)}{_at(judged.place(row))}", judged.place(row)
+            if by > 0:
+                return f"it left out {call}" + (f" and {things(shift - 1, 'more call')}" if shift > 1 else ""), place
+            return f"it made {call} beyond the others" + (f", and {shift - 1} more" if shift > 1 else ""), place
     return None
 
 
 def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
     wait = judged.waits.waits[cause.waits[0]]
-    found = _mismatch(judged, wait)
+    assert wait.differing is not None
+    found, call = _mismatch(judged, wait), _call(judged, wait, name=False)
     if found.expected is None:
-        sides = " and ".join(_sides(judged, wait))
-        sentence = f"ranks part at {_call(judged, wait, name=False)}: {sides}"
-    else:
-        line = f", where the others made {found.expected}{_at(found.expected_place)}"
-        made = f"{_rank_words(cause.ranks)} made {found.found}{_at(found.place)}"
-        sentence = f"{made} as {_call(judged, wait, name=False)}{line}"
+        sentence = f"ranks part at {call}: {' and '.join(_sides(judged, wait))}"
+        return HangCause(MISMATCH, number, cause.ranks, sentence, found.place)
+    made = f"{_rank_words(cause.ranks)} made {found.found}{_at(found.place)} as {call}"
+    sentence = f"{made}, where the others made {found.expected}{_at(found.expected_place)}"
     place = found.place or found.expected_place
-    position = int(np.searchsorted(judged.calls.ranks, cause.ranks[0]))
-    if found.expected is not None and wait.differing is not None and wait.sequence is not None:
+    if wait.sequence is not None:
+        position, left_out = int(np.searchsorted(judged.calls.ranks, cause.ranks[0])), None
         others = [at for at in wait.waiting if int(judged.calls.ranks[at]) not in cause.ranks]
-        left_out = (
-            _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position) if others else None
-        )
+        if others:
+            left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position)
         own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == position)
         usual = judged.waits.usual(position, own)
         if left_out is None and usual is not None:
             row, skipped = usual
-            usual_line = judged.place(row)
             verb = "it left out" if skipped else "before, it made"
-            left_out = f"{verb} {_plain(judged, row)}{_at(usual_line)}", usual_line
+            left_out = f"{verb} {_plain(judged, row)}{_at(judged.place(row))}", judged.place(row)
         if left_out is not None:
-            sentence += f"; {left_out[0]}"
-            place = left_out[1] or place
+            sentence, place = f"{sentence}; {left_out[0]}", left_out[1] or place
     return HangCause(MISMATCH, number, cause.ranks, sentence, place)
 
 
 def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
     """Each side of a call that ranks made differently, where none has most."""
     assert wait.differing is not None
-    rows = wait.differing.rows
     by_token: dict[tuple[int, int], list[int]] = {}
-    for row in rows.tolist():
+    for row in wait.differing.rows.tolist():
         by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
     for some in list(by_token.values())[:4]:
         ranks = [int(judged.calls.ranks[judged.calls.rank[row]]) for row in some]
@@ -336,7 +279,8 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
     for at in cause.waits[:SAID_OF_CIRCLE]:
         wait = waits[at]
         before = [other for other in cause.waits if other in wait.follows]
-        text = f"{_call(judged, wait)}{_at(_line(judged, wait))} ({_waiting(judged, wait)})"
+        call, _, waiting = _said(judged, wait)
+        text = f"{call} ({waiting})"
         said.append(text + (f" waits for those in {_call(judged, waits[before[0]])}" if before else ""))
     more = f", and {len(cause.waits) - SAID_OF_CIRCLE} more calls" if len(cause.waits) > SAID_OF_CIRCLE else ""
     sentence = (
@@ -363,24 +307,20 @@ def _plain(judged: Judged, row: int) -> str:
 
 def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
     wait = judged.waits.waits[cause.waits[0]]
-    call, line = _call(judged, wait), _line(judged, wait)
-    gone = {rank: why for rank in cause.ranks if (why := judged.gone(rank))}
-    quiet = sorted(judged.ras.silent & set(cause.ranks))
+    gone, (call, line, waiting) = judged.gone(cause.ranks), _said(judged, wait)
     if gone:
         ranks = tuple(gone)
-        sentence = (
-            f"{_rank_words(ranks)} ended, without a dump, before {call}{_at(line)}, in which {_waiting(judged, wait)}: "
-            f"{next(iter(gone.values()))}"
-        )
+        why = next(iter(gone.values()))
+        sentence = f"{_rank_words(ranks)} ended, without a dump, before {call}, in which {waiting}: {why}"
         return HangCause(ENDED, number, ranks, sentence, line)
     them = _rank_words(cause.ranks) if cause.ranks else f"{things(wait.unnamed, 'rank')} that no dump names"
-    verb = "is" if (len(cause.ranks) or wait.unnamed) == 1 else "are"
-    sentence = (
-        f"{_waiting(judged, wait)} in {call}{_at(line)}, all of whom there is a dump; {them} {verb} without a dump"
-        f"{'' if verb == 'is' else ', and one of them at least is missing'}"
-    )
+    are = "is" if (len(cause.ranks) or wait.unnamed) == 1 else "are"
+    sentence = f"{waiting} in {call}, all of whom there is a dump; {them} {are} without a dump"
+    if are == "are":
+        sentence += ", and one of them at least is missing"
     if wait.unnamed and cause.ranks:
         sentence += f", and {things(wait.unnamed, 'rank')} more that no dump names"
+    quiet = sorted(judged.ras.silent & set(cause.ranks))
     if quiet:
         sentence += f"; to NCCL RAS {_rank_words(quiet).lower()} did not answer"
     stood = [rank for rank in cause.ranks if rank in judged.standing and not judged.standing[rank].waits]
@@ -389,18 +329,21 @@ def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
         standing = judged.standing[stood[0]]
         sentence += f"; rank {stood[0]} stood{_at(standing.place)} ({standing.function}) at last"
         place = standing.place or line
-    ranks = tuple(quiet) or (tuple(stood[:1]) if len(stood) == 1 else cause.ranks)
+    ranks = tuple(quiet) or (tuple(stood) if len(stood) == 1 else cause.ranks)
     return HangCause(NO_DUMP, number, ranks, sentence, place)
 
 
 def _stuck(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
+    call, line, waiting = _said(judged, judged.waits.waits[cause.waits[0]])
     sentence = (
-        f"{_waiting(judged, wait)} in {_call(judged, wait)}{_at(_line(judged, wait))}, and all made it alike: no rank "
-        "is missing. It had not ended when the dumps were written: the job was still running, a transfer does not end, "
-        "or the device is busy with what was queued before it"
+        f"{waiting} in {call}, and all made it alike: no rank is missing. It had not ended when the dumps were "
+        "written: the job was still running, a transfer does not end, or the device is busy with what was queued "
+        "before it"
     )
-    return HangCause(STUCK, number, cause.ranks, sentence, _line(judged, wait))
+    return HangCause(STUCK, number, cause.ranks, sentence, line)
+
+
+_CAUSES = {MISSING: _missing, MISMATCH: _differs, CROSSED: _crossed, NO_DUMP: _no_dump, STUCK: _stuck}
 
 
 def _by_ras(judged: Judged) -> HangVerdict:
@@ -443,7 +386,7 @@ def _by_ras(judged: Judged) -> HangVerdict:
 def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
     wait, calls = judged.waits.waits[at], judged.calls
     group, signature = calls.groups[wait.group], judged.waits.signature(wait.row)
-    causes = {one for cause in judged.causes for one in cause.waits}
+    causes = {one for cause in judged.waits.causes for one in cause.waits}
     waiting, absent = ([int(calls.ranks[one]) for one in some] for some in (wait.waiting, wait.absent))
     return PendingCall(
         number=numbers[at],
@@ -499,7 +442,8 @@ def _ranks(
     positions = {rank: at for at, rank in enumerate(calls.ranks.tolist())}
     for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
         position = positions.get(rank)
-        last = judged.last_row(position) if position is not None else None
+        mine = range(0) if position is None else range(*judged.calls.of_rank(position).indices(len(calls.rank)))
+        last = mine[-1] if mine else None
         standing, ending = judged.standing.get(rank), judged.endings.get(rank)
         state = "waits" if rank in waiting else "between calls" if position is not None else "no dump"
         yield HangRank(
@@ -521,7 +465,7 @@ def _ranks(
 def _disagreements(judged: Judged) -> Iterator[str]:
     calls, view = judged.calls, judged.ras
     waiting = {int(calls.ranks[at]) for wait in judged.waits.waits for at in wait.waiting}
-    missing = {rank for cause in judged.causes if cause.kind == MISSING for rank in cause.ranks}
+    missing = {rank for cause in judged.waits.causes if cause.kind == MISSING for rank in cause.ranks}
     for rank in sorted(view.gone & waiting):
         yield f"rank {rank}: NCCL RAS considers it dead, and by its dump it waits in a call"
     if missing and view.behind and not missing & view.behind:
@@ -582,6 +526,12 @@ def _at(place: Place | None) -> str:
         return ""
     name = posixpath.basename(place.file)
     return f" at {name}:{place.line}" if place.line is not None else f" in {name}"
+
+
+def _said(judged: Judged, wait: Wait) -> tuple[str, Place | None, str]:
+    """An open call with its line in words, that line, and who waits in it."""
+    line = _line(judged, wait)
+    return f"{_call(judged, wait)}{_at(line)}", line, _waiting(judged, wait)
 
 
 def _line(judged: Judged, wait: Wait) -> Place | None:

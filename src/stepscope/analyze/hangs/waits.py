@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from stepscope.analyze.hangs.calls import COALESCED, Calls, comparable, elements, peers
-from stepscope.model.hangs import CROSSED, MISMATCH, MISSING, NO_DUMP, STUCK
+from stepscope.model.ranks import CROSSED, MISMATCH, MISSING, NO_DUMP, STUCK
 from stepscope.read.hang_recording import HangRecording, Signature
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
 
@@ -91,18 +91,14 @@ class Waits(Struct, frozen=True, dict=True):
         made = np.bincount(group, minlength=len(calls.groups))
         for number, one in enumerate(calls.groups):
             there = self._positions(one.members)
-            if made[number] < len(there) and any(
-                self.came(at, number, found) == 0 for at in there if (at, number) not in found
-            ):
+            silent = (at for at in there if (at, number) not in found)
+            if made[number] < len(there) and any(self.recording.dumps[at].whole for at in silent):
                 least[number] = 0
         return found, least
 
-    def came(self, position: int, group: int, found: dict[tuple[int, int], int] | None = None) -> int:
+    def came(self, position: int, group: int) -> int:
         """The last collective call of a rank in a group, 0 where it made none, UNKNOWN where its ring does not tell."""
-        last = (self._last[0] if found is None else found).get((position, group))
-        if last is not None:
-            return last
-        return 0 if self.recording.dumps[position].whole else UNKNOWN
+        return self._last[0].get((position, group), 0 if self.recording.dumps[position].whole else UNKNOWN)
 
     def _positions(self, members: Int64) -> list[int]:
         """Of those of whom there is a dump."""
@@ -120,9 +116,8 @@ class Waits(Struct, frozen=True, dict=True):
         A call that is retired may have ended by a timeout: it is over only where no rank of the group is missing in it.
         """
         calls = self.calls
-        over = calls.completed | (calls.retired & (calls.sequence <= self._last[1][calls.group]) & self._collective)
-        over |= calls.completed | (calls.retired & ~self._collective)
-        return ~over & ~calls.part & (self._collective | self._peered | calls.p2p)
+        ended = calls.retired & (~self._collective | (calls.sequence <= self._last[1][calls.group]))
+        return ~(calls.completed | ended | calls.part) & (self._collective | self._peered | calls.p2p)
 
     @cached_property
     def _ends(self) -> tuple[Int64, Int64]:
@@ -179,7 +174,8 @@ class Waits(Struct, frozen=True, dict=True):
         for row in order[first].tolist():
             yield row, ("collective", int(calls.group[row]), int(calls.sequence[row]))
         seen: set[tuple[object, ...]] = set()
-        for row in np.flatnonzero(self._open_p2p).tolist():
+        # those in an open coalesced call included
+        for row in np.flatnonzero(self._peered & ~calls.completed & ~calls.retired).tolist():
             kind, group = int(calls.kind[row]), int(calls.group[row])
             ends = (self._global(group, int(self._ends[0][kind])), self._global(group, int(self._ends[1][kind])))
             key = ("p2p", group, ends)
@@ -187,12 +183,6 @@ class Waits(Struct, frozen=True, dict=True):
             if mine not in seen:
                 seen.add(mine)
                 yield row, key
-
-    @cached_property
-    def _open_p2p(self) -> Bools:
-        """Sends and receives that are not over, those in an open coalesced call included."""
-        calls = self.calls
-        return self._peered & ~calls.completed & ~calls.retired
 
     def _global(self, group: int, rank: int) -> int:
         members = self.calls.groups[group].members
@@ -326,17 +316,26 @@ class Waits(Struct, frozen=True, dict=True):
         for number, inside in members.items():
             definite = [at for at in inside if waits[at].differing is not None or waits[at].free]
             for at in definite:
-                found.append(self._definite(at))
+                differing = waits[at].differing
+                positions = waits[at].free if differing is None else self.calls.rank[differing.rows].tolist()
+                kind = MISSING if differing is None else MISMATCH
+                found.append(Cause(kind, (at,), self._ranks(positions)))
             if definite or number in leaves:
                 continue
-            if len(inside) > 1:
-                found.append(Cause(CROSSED, tuple(inside), self._ranks(waits[at].waiting for at in inside)))
-                continue
             wait = waits[inside[0]]
-            kind = NO_DUMP if wait.silent or wait.unnamed else STUCK
-            ranks = tuple(wait.silent) if kind == NO_DUMP else self._ranks([wait.waiting])
-            found.append(Cause(kind, (inside[0],), ranks))
-        found.sort(key=self._certain_and_early)
+            if len(inside) > 1:
+                those = [one for at in inside for one in waits[at].waiting]
+                found.append(Cause(CROSSED, tuple(inside), self._ranks(those)))
+            elif wait.silent or wait.unnamed:
+                found.append(Cause(NO_DUMP, (inside[0],), tuple(wait.silent)))
+            else:
+                found.append(Cause(STUCK, (inside[0],), self._ranks(wait.waiting)))
+        never, less_certain = np.iinfo(np.int64).max, {NO_DUMP: 1, STUCK: 2}
+        found.sort(
+            key=lambda one: (
+                less_certain.get(one.kind, 0), min(waits[at].since_ns for at in one.waits) or never, min(one.waits)
+            )
+        )  # fmt: skip
         return self._first_calls(found)
 
     def _first_calls(self, causes: list[Cause]) -> list[Cause]:
@@ -371,10 +370,10 @@ class Waits(Struct, frozen=True, dict=True):
 
     def past(self, position: int) -> tuple[int, Int64]:
         """The first row of a rank, and for each of its rows what tells it from its others: group, kind, sizes, line."""
-        first, end = np.searchsorted(self.calls.rank, [position, position + 1]).tolist()
-        columns = [getattr(self.calls, name)[first:end] for name in ("group", "kind", "signature", "stack")]
-        _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True) if end > first else (None, np.zeros(0))
-        return first, inverse.reshape(-1).astype(np.int64)
+        mine = self.calls.of_rank(position)
+        columns = np.stack([getattr(self.calls, name)[mine] for name in ("group", "kind", "signature", "stack")])
+        inverse = np.unique(columns, axis=1, return_inverse=True)[1] if columns.size else np.zeros(0)
+        return mine.start, inverse.reshape(-1).astype(np.int64)
 
     def expected(self, position: int) -> int | None:
         """A row of a rank's past like the call that it would make next; None where its past does not tell."""
@@ -403,20 +402,8 @@ class Waits(Struct, frozen=True, dict=True):
                 return first + end, first + at
         return None
 
-    def _definite(self, at: int) -> Cause:
-        wait = self.waits[at]
-        if wait.differing is not None:
-            rows = wait.differing.rows
-            return Cause(MISMATCH, (at,), tuple(sorted({int(self.calls.ranks[p]) for p in self.calls.rank[rows]})))
-        return Cause(MISSING, (at,), self._ranks([wait.free]))
-
-    def _ranks(self, positions: Iterable[Sequence[int]]) -> tuple[int, ...]:
-        return tuple(sorted({int(self.calls.ranks[at]) for some in positions for at in some}))
-
-    def _certain_and_early(self, cause: Cause) -> tuple[int, int, int]:
-        certain = (NO_DUMP, STUCK).index(cause.kind) + 1 if cause.kind in (NO_DUMP, STUCK) else 0
-        times = [self.waits[at].since_ns for at in cause.waits]
-        return certain, min(times) or np.iinfo(np.int64).max, min(cause.waits)
+    def _ranks(self, positions: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({int(self.calls.ranks[at]) for at in positions}))
 
 
 def find(recording: HangRecording, calls: Calls) -> Waits:

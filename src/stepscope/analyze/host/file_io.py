@@ -8,7 +8,7 @@ counted again. Reading done below the loader belongs to the input, and I/O betwe
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +24,7 @@ from stepscope.engine.samples import bare, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import IoFacts, Place
+from stepscope.model.counted import things
 from stepscope.tables.schema import Tables
 
 MAX_FACTS = 20
@@ -78,13 +79,12 @@ def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> Itera
     The window has few steps: its times of a call are not believed beyond what steady samples allow.
     """
     numbers = [calls.number(fact.place) for fact in found]
-    timed: Counter[int | None] = Counter()
+    timed: dict[int | None, float] = defaultdict(float)
     for fact, number in zip(found, numbers, strict=True):
-        if _WINDOW in fact.source:
-            timed[number] += fact.ms_per_step  # type: ignore[assignment]
+        timed[number] += fact.ms_per_step if _WINDOW in fact.source else 0.0
     for fact, number in zip(found, numbers, strict=True):
         whole = calls.share(number, rows["row"])
-        if number is None or whole is None:
+        if whole is None:
             yield fact
             continue
         inside = calls.time.share(rows.filter(pl.col("call") == number))
@@ -186,22 +186,20 @@ def _from_window(window: ProfiledCalls | None, lines: Lines, calls: Calls | None
             counted.add(call)
             sums = timed.setdefault((function, label), [0, 0])
             sums[0], sums[1] = sums[0] + 1, sums[1] + int(part.duration_ns[call])
-    costliest = sorted(timed.items(), key=lambda item: (-item[1][1], item[0][0].file, item[0][0].line or 0))
     found = []
-    for (function, label), (count, ns) in costliest[:MAX_FACTS]:
+    for (function, label), (count, ns) in timed.items():
         site = lines.call_site(function.file, function.name, function.line, label, loop=False)
-        found.append(
-            IoFacts(
-                operation=label,
-                place=Place(function.file, site.line if site else function.line, function.name),
-                calls_per_step=count / window.steps,
-                ms_per_step=ns / window.steps / 1e6,
-                source=f"{window.source}, {_WINDOW} in {window.steps} window step{'s' * (window.steps != 1)}",
-                measured=True,
-                count=count,
-            )
+        fact = IoFacts(
+            operation=label,
+            place=Place(function.file, site.line if site else function.line, function.name),
+            calls_per_step=count / window.steps,
+            ms_per_step=ns / window.steps / 1e6,
+            source=f"{window.source}, {_WINDOW} in {things(window.steps, 'window step')}",
+            measured=True,
+            count=count,
         )
-    return found
+        found.append(fact)
+    return sorted(found, key=lambda fact: (-fact.ms_per_step, fact.place.file, fact.place.line or 0))[:MAX_FACTS]
 
 
 def _from_samples(rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:

@@ -7,10 +7,10 @@ waiting is never merged with working.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -35,6 +35,7 @@ NO_FRAME = "(no Python frame)"
 
 _LEAF = ["name", "path", "line"]
 _LIBRARY = ["library_function_name", "library_function_path", "library_function_line"]
+_COPIED = ["samples", "waiting", "kind", "module", "phase", "seconds", "ms_per_step"]
 # What tells rows apart, of the innermost frame and of the library's; beside it, whether it waits.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "line": (("name", "path", "line"), ("name", "path", "line")),
@@ -68,9 +69,19 @@ def hotspots(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
     """
     tables = context.tables
     check(tables, options.selection)
-    _check(options)
+    if options.by not in GROUPS:
+        raise UsageError(f"--by {options.by}: unknown; use {', '.join(GROUPS)}")
+    if not options.aggregate and options.by != "line":
+        raise UsageError("--no-aggregate-leaf-paths shows every call path by its line; leave out --by")
+    if options.library is not None and not options.library.strip("./\\ "):
+        raise UsageError("--library: empty; give a module, a folder or a path, e.g. --library mypackage")
     chosen = choose(tables, options.selection)
-    rows, counted = chosen.rows.with_columns(pl.col("waiting").fill_null(False)), _unit(tables)
+    rows, units = (
+        chosen.rows.with_columns(pl.col("waiting").fill_null(False)),
+        tables.segments["unit"].drop_nulls().unique(),
+    )
+    # where files differ in what they count their sum means nothing
+    counted = "mixed" if len(units) > 1 else str(next(iter(units), "samples"))
     known = context.sampled.ms_per_sample(context.labelled) if context.sampled is not None else {}
     labelled = _labelled(_weighted(rows, counted, context, known), context, options.library)
     found = _grouped(labelled, options)
@@ -105,7 +116,14 @@ def hotspots(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
         selected_samples=selected,
         waiting_samples=int(rows.filter("waiting")["samples"].sum()),
         left_out={**chosen.left_out, **({NOT_KEPT: read - kept} if read > kept else {})},
-        rows=tuple(_row(row, selected, roles) for row in shown.iter_rows(named=True)),
+        rows=tuple(
+            HotspotRow(
+                **{name: row[name] for name in (*_LEAF, *_LIBRARY, *_COPIED)},
+                proportion=row["samples"] / selected if selected else 0.0,
+                roles={role: row[column] for role, column in roles if row[column]},
+            )
+            for row in shown.iter_rows(named=True)
+        ),
         working_rows=found.filter(~pl.col("waiting")).height,
         waiting_rows=found.filter("waiting").height,
         kinds={str(kind): int(count) for kind, count in kinds.iter_rows()},
@@ -121,15 +139,6 @@ def hotspots(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
         mean_step_ms=sum(means[rank] for rank in known) / len(known) if known else None,
         warnings=tuple(warnings),
     )
-
-
-def _check(options: HotspotOptions) -> None:
-    if options.by not in GROUPS:
-        raise UsageError(f"--by {options.by}: unknown; use {', '.join(GROUPS)}")
-    if not options.aggregate and options.by != "line":
-        raise UsageError("--no-aggregate-leaf-paths shows every call path by its line; leave out --by")
-    if options.library is not None and not options.library.strip("./\\ "):
-        raise UsageError("--library: empty; give a module, a folder or a path, e.g. --library mypackage")
 
 
 def _weighted(rows: pl.DataFrame, unit: str, context: Context, known: Mapping[int, float]) -> pl.DataFrame:
@@ -193,15 +202,13 @@ def _labelled(samples: pl.DataFrame, context: Context, library: str | None) -> p
     return found.with_columns(
         pl.col("name").fill_null(NO_FRAME),
         pl.col("path", "module").fill_null(""),
-        kind=pl.when(pl.col("node").is_null())
-        .then(pl.lit("none"))
-        .when("native")
-        .then(pl.lit("native"))
-        .when(pl.col("stage").is_not_null())
-        .then(pl.col("stage"))
-        .when(pl.col("name") == MODULE)
-        .then(pl.lit("module"))
-        .otherwise(pl.lit("python")),
+        kind=pl.coalesce(
+            pl.when(pl.col("node").is_null()).then(pl.lit("none")),
+            pl.when("native").then(pl.lit("native")),
+            "stage",
+            pl.when(pl.col("name") == MODULE).then(pl.lit("module")),
+            pl.lit("python"),
+        ),
     )
 
 
@@ -218,40 +225,22 @@ def _grouped(labelled: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
         if name not in keys
     )
     first = [name for name in ("module", "node") if name not in keys]
-    grouped = labelled.group_by(keys, maintain_order=True).agg(
-        pl.col(first).first(), *_sums(), *equal, *_shares(labelled)
-    )
-    named = grouped.with_columns(kind=_largest(grouped, "kind"), phase=_largest(grouped, "phase"))
-    order = ["path", "line", "name", "module", "waiting", *_LIBRARY, "node"]
-    return named.sort(["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True)
-
-
-def _shares(labelled: pl.DataFrame) -> list[pl.Expr]:
-    """Sums of samples by every value of the columns that a row tells shares or the largest of."""
-    return [
-        pl.when(pl.col(column) == value).then(pl.col("samples")).otherwise(0).sum().alias(f"{column}={value}")
-        for column in ("role", "kind", "phase")
-        for value in labelled[column].drop_nulls().unique().sort().to_list()
+    # sums of samples by every value of the columns that a row tells shares or the largest of
+    values = {name: labelled[name].drop_nulls().unique().sort().to_list() for name in ("role", "kind", "phase")}
+    shares = [
+        pl.when(pl.col(name) == value).then(pl.col("samples")).otherwise(0).sum().alias(f"{name}={value}")
+        for name, own in values.items()
+        for value in own
     ]
-
-
-def _largest(grouped: pl.DataFrame, column: str) -> pl.Expr:
-    """The value of `column` with most samples, the first by name of equal ones; null where none has any."""
-    sums = [name for name in grouped.columns if name.startswith(f"{column}=")]
-    if not sums:
-        return pl.lit(None, dtype=pl.String)
-    largest = pl.max_horizontal(sums)
-    values = [pl.when((pl.col(name) == largest) & (largest > 0)).then(pl.lit(name.partition("=")[2])) for name in sums]
-    return pl.coalesce(values)
-
-
-def _row(row: dict[str, Any], selected: int, roles: list[tuple[str, str]]) -> HotspotRow:
-    own = ("samples", "waiting", "kind", "module", "phase", "seconds", "ms_per_step")
-    return HotspotRow(
-        **{name: row[name] for name in (*_LEAF, *_LIBRARY, *own)},
-        proportion=row["samples"] / selected if selected else 0.0,
-        roles={role: row[column] for role, column in roles if row[column]},
-    )
+    grouped = labelled.group_by(keys, maintain_order=True).agg(pl.col(first).first(), *_sums(), *equal, *shares)
+    for name in ("kind", "phase"):  # the value with most samples, the first by name of equal ones
+        most = pl.max_horizontal(pl.lit(0), *(f"{name}={value}" for value in values[name]))
+        at_most = [
+            pl.when((pl.col(f"{name}={value}") == most) & (most > 0)).then(pl.lit(value)) for value in values[name]
+        ]
+        grouped = grouped.with_columns(pl.coalesce(*at_most, pl.lit(None, pl.String)).alias(name))
+    order = ["path", "line", "name", "module", "waiting", *_LIBRARY, "node"]
+    return grouped.sort(["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True)
 
 
 NOT_KEPT = "torn or the recorder's own"
@@ -259,12 +248,6 @@ FEW_SAMPLES = 100  # a share of p then has a standard error of up to 5 percent p
 OF_STACKS = ("stacks", "stacks.jsonl")  # sources of the tables' notes that concern samples
 
 _PROCESS = ["host", "in_file", "pid", "role", "rank"]
-
-
-def _unit(tables: Tables) -> str:
-    """What the counts are; "mixed" where files differ, so that their sum means nothing."""
-    units = tables.segments["unit"].drop_nulls().unique().to_list()
-    return "samples" if not units else str(units[0]) if len(units) == 1 else "mixed"
 
 
 def _processes(rows: pl.DataFrame) -> tuple[SampledProcess, ...]:
@@ -403,22 +386,16 @@ def library_matcher(library: str, code: UserCode) -> Callable[[str], bool]:
     def matches(file: str) -> bool:
         if not file or file.startswith("<"):
             return False
-        names = {file, code.resolve(file) or file}
-        return any(
-            _contains(_components(name), spelling, at_start, at_end) and (not at_start or name.startswith("/"))
-            for name in names
-            for spelling in spellings
-        )
+        for name, spelling in itertools.product({file, code.resolve(file) or file}, spellings):
+            parts = tuple(_components(name))
+            last = len(parts) - len(spelling)
+            places = (at for at in range(last + 1) if (at == 0 or not at_start) and (at == last or not at_end))
+            found = any(parts[at : at + len(spelling)] == spelling for at in places)
+            if found and (not at_start or name.startswith("/")):
+                return True
+        return False
 
     return matches
-
-
-def _contains(parts: list[str], wanted: tuple[str, ...], at_start: bool, at_end: bool) -> bool:
-    last = len(parts) - len(wanted)
-    return any(
-        tuple(parts[at : at + len(wanted)]) == wanted and (not at_start or at == 0) and (not at_end or at == last)
-        for at in range(last + 1)
-    )
 
 
 def _components(path: str) -> list[str]:

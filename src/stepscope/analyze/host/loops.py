@@ -23,10 +23,10 @@ from stepscope.engine import intervals
 from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, ProfiledCalls
 from stepscope.engine.journal import parse_json
 from stepscope.engine.samples import Samples
-from stepscope.engine.slice_names import MODULE_CALL, callee_name
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.user_code import MODULE_CALL, callee_name
 from stepscope.model import LoopFacts, Place
-from stepscope.tables.arrays import Bools, Int64, climb
+from stepscope.tables.arrays import Int64, climb
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
@@ -86,7 +86,23 @@ def loops(
     found = []
     for loop in _find(window):
         fact = _describe(window, context.lines, loop, mean_ms)
-        found.append((loop, _with_samples(fact, context.sampled, time)))
+        if context.sampled is not None and time is not None:
+            # from the steady steps' own samples where they are many: the window slows Python
+            inside = time.share_of(stacks_in(context.sampled, fact))
+            most, backward = fact.at_most_ms_per_step, fact.backward_ms_per_step
+            fact = replace(fact, samples=inside.samples)
+            if inside.samples >= ENOUGH_SAMPLES:
+                fact = replace(
+                    fact,
+                    ms_per_step=inside.ms,
+                    at_most_ms_per_step=inside.at_most_ms,
+                    backward_ms_per_step=None if backward is None else min(backward, time.mean_ms - inside.ms),
+                    time_source=f"sampled stacks, {inside.samples} of {time.samples} samples in steps",
+                )
+            elif inside.samples and time.samples >= ENOUGH_SAMPLES and most is not None:
+                # too few to say how long it takes, but enough to say how long at most
+                fact = replace(fact, at_most_ms_per_step=max(fact.ms_per_step, min(most, inside.at_most_ms)))
+        found.append((loop, fact))
     found.sort(key=lambda pair: -(pair[1].ms_per_step + (pair[1].backward_ms_per_step or 0.0)))
     found = found[:MAX_LOOPS]
     result: list[LoopFacts] = []
@@ -105,28 +121,6 @@ def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
     return samples.through(loop.place.file, loop.place.function or "", loop.loop_line, last)
 
 
-def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | None) -> LoopFacts:
-    """Takes the forward time from the steady steps' own samples where they are many: the window slows Python."""
-    if samples is None or time is None:
-        return fact
-    inside = time.share_of(stacks_in(samples, fact))
-    if inside.samples < ENOUGH_SAMPLES:
-        most = fact.at_most_ms_per_step
-        if inside.samples and time.samples >= ENOUGH_SAMPLES and most is not None:
-            # too few to say how long it takes, but enough to say how long at most
-            most = max(fact.ms_per_step, min(most, inside.at_most_ms))
-        return replace(fact, samples=inside.samples, at_most_ms_per_step=most)
-    backward = fact.backward_ms_per_step
-    return replace(
-        fact,
-        ms_per_step=inside.ms,
-        at_most_ms_per_step=inside.at_most_ms,
-        backward_ms_per_step=min(backward, time.mean_ms - inside.ms) if backward is not None else None,
-        samples=inside.samples,
-        time_source=f"sampled stacks, {inside.samples} of {time.samples} samples in steps",
-    )
-
-
 def _find(window: ProfiledCalls) -> list[_Loop]:
     by_function: dict[Function, dict[str, list[_Calls]]] = {}
     for part in window.parts:
@@ -141,9 +135,20 @@ def _find(window: ProfiledCalls) -> list[_Loop]:
         }
         found: list[_Loop] = []
         for key in sorted(totals, key=lambda key: (-totals[key], key)):
+            own = of_key[key]
             # calls whose time lies within another's loop belong to that loop
-            if not any(_inside(of_key[key], loop.calls) for loop in found):
-                found.append(_build(function, of_key[key]))
+            if any(_inside(own, loop.calls) for loop in found):
+                continue
+            callee = own[0].part.label(own[0].positions[0])
+            count, per_invocation = sum(map(len, own)), int(np.median([len(calls) for calls in own]))
+            if callee in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
+                count, per_invocation = count - len(own), per_invocation - 1
+                callee = _heaviest_child(own) or callee
+            span_ns = 0.0
+            for calls in own:
+                distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
+                span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
+            found.append(_Loop(function, callee, tuple(own), span_ns, float(count), per_invocation))
         loops += found
     return loops
 
@@ -184,21 +189,6 @@ def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
 
 
-def _build(function: Function, own: Sequence[_Calls]) -> _Loop:
-    label = callee = own[0].part.label(own[0].positions[0])
-    count = float(sum(map(len, own)))
-    per_invocation = int(np.median([len(calls) for calls in own]))
-    if label in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
-        count -= len(own)
-        per_invocation -= 1
-        callee = _heaviest_child(own) or label
-    span_ns = 0.0
-    for calls in own:
-        distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
-        span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
-    return _Loop(function, callee, tuple(own), span_ns, count, per_invocation)
-
-
 def _undisturbed_ns(durations: Int64) -> float:
     """The sum of like calls' durations, of one that was held up only what five of them usually take.
 
@@ -221,8 +211,7 @@ def _heaviest_child(own: Sequence[_Calls]) -> str | None:
 
 def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
     operators = _operators_within(loop)
-    recorded_ms = loop.span_ns / window.steps / 1e6
-    ms, most_ms = _steady_ms(window, recorded_ms, after_backward=_after_backward(window, loop))
+    ms, most_ms = _steady_ms(window, loop, loop.span_ns / window.steps / 1e6)
     back_ms, back_at_most, back_calls, node = _backward(window, operators)
     if mean_ms is not None:
         ms, most_ms = min(ms, mean_ms), min(most_ms, mean_ms)
@@ -257,13 +246,19 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
     )
 
 
-def _steady_ms(window: ProfiledCalls, ms: float, *, after_backward: bool) -> tuple[float, float]:
+def _steady_ms(window: ProfiledCalls, loop: _Loop, ms: float) -> tuple[float, float]:
     """Time of the window as time of a steady step, by the part of the step that has room for it, and at most.
 
     A window slows a part that is all small operators many times, and others little; what else lies in the part may have
     been slowed more than the loop.
     """
-    for phases in (_BEHIND,) if after_backward else _AHEAD:
+    first, behind = loop.calls[0], False  # behind the step's backward pass: an update written by hand, say
+    for part in window.parts:
+        if part.span.ref.process == first.part.span.ref.process:
+            nodes = _nodes(part)
+            begins = part.start_ns[nodes[part.step[nodes] == first.step]]
+            behind |= bool((begins < first.starts[0]).any())
+    for phases in (_BEHIND,) if behind else _AHEAD:
         known = [window.phase_ms[phase] for phase in phases if phase in window.phase_ms]
         recorded, steady = sum(each for each, _ in known), sum(each for _, each in known)
         if 0 < ms <= recorded * FITS:
@@ -299,17 +294,6 @@ def _nodes(part: HostCalls) -> Int64:
     return np.flatnonzero(part.named(lambda name: name.startswith(_ENGINE), part.inside))
 
 
-def _after_backward(window: ProfiledCalls, loop: _Loop) -> bool:
-    """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
-    first = loop.calls[0]
-    for part in window.parts:
-        nodes = _nodes(part) if part.span.ref.process == first.part.span.ref.process else np.empty(0, np.int64)
-        begins = part.start_ns[nodes[part.step[nodes] == first.step]]
-        if len(begins) and begins.min() < first.starts[0]:
-            return True
-    return False
-
-
 def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
     """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
     most frequent node."""
@@ -319,9 +303,19 @@ def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, 
         nodes = _nodes(part)
         every_ns += int(part.duration_ns[nodes].sum())
         every_count += len(nodes)
-        left = nodes[_left_by(part, nodes, operators)]
-        ns += int(part.duration_ns[left].sum())
-        names.update(part.span.names.values[code] for code in part.codes[left].tolist())
+        # they carry a sequence number between those of the operators of their step, and ran after the first of these
+        left = np.zeros(len(nodes), bool)
+        for other, own in operators:
+            own = own[other.sequence[own] >= 0]
+            same = other.span.ref.process == part.span.ref.process
+            for step in np.unique(other.step[own]).tolist() if same else ():
+                mine = own[other.step[own] == step]
+                low, high = other.sequence[mine].min(), other.sequence[mine].max()
+                numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)
+                later = part.start_ns[nodes] > other.start_ns[mine].min()
+                left |= (part.step[nodes] == step) & numbered & later
+        ns += int(part.duration_ns[nodes[left]].sum())
+        names.update(part.span.names.values[code] for code in part.codes[nodes[left]].tolist())
     if not names:
         return None, None, None, None
     name = min(names, key=lambda name: (-names[name], name))
@@ -334,22 +328,6 @@ def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, 
         # between two nodes the engine adds up gradients and picks the next: work for each node
         between_ms = max(0.0, means[0] - all_ms) * names.total() / max(1, every_count) * ratio
     return (min(least, most) + most) / 2, most + between_ms, names[name] / window.steps, name.removeprefix(_ENGINE)
-
-
-def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
-    """Which nodes carry a sequence number between those of the operators of their step, and ran after the first."""
-    chosen = np.zeros(len(nodes), bool)
-    for other, own in operators:
-        own = own[other.sequence[own] >= 0]
-        if other.span.ref.process != part.span.ref.process:
-            continue
-        for step in np.unique(other.step[own]).tolist():
-            mine = own[other.step[own] == step]
-            low, high = other.sequence[mine].min(), other.sequence[mine].max()
-            numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)
-            later = part.start_ns[nodes] > other.start_ns[mine].min()
-            chosen |= (part.step[nodes] == step) & numbered & later
-    return chosen
 
 
 def in_steady_backward(recorded: float, nodes: float, means: tuple[float, float]) -> tuple[float, float]:

@@ -8,8 +8,8 @@ and is said.
 Where the user's line only leads to training the place is the library's, and the line is where it was entered; what a
 library's modules do is their operators' work. Data wait and file I/O have facts of their own.
 
-Below: pauses of the garbage collector, and ranges that the user named: `stepscope.region` from the journal,
-`record_function` and NVTX ranges from the window.
+Below: pauses of the garbage collector, ranges that the user named (`stepscope.region` from the journal,
+`record_function` and NVTX ranges from the window), and what tools that log take, which are known by their files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host.file_io import sampled_io
 from stepscope.analyze.host.loops import stacks_in
 from stepscope.analyze.host.removable_calls import PLACE_COLUMNS, Calls, entry_of, place_of
-from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCalls, ProfiledCalls
+from stepscope.engine.call_tree import at as at_nodes
+from stepscope.engine.call_tree import rows_of
+from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, ProfiledCalls
 from stepscope.engine.journal import event_data, events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import bare, short
-from stepscope.engine.slice_names import python_frame
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
+from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, python_frame
 from stepscope.model import LoopFacts, Place, PythonFacts
 from stepscope.model.machine import PauseFacts, PauseLine
+from stepscope.model.metrics import LoggingCost
+from stepscope.tables.arrays import NONE
 from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.phases import OPTIMIZER
 from stepscope.tables.schema import Tables
@@ -141,34 +144,27 @@ def _python_fractions(window: ProfiledCalls | None, code: UserCode) -> pl.DataFr
     Own time is what a sampler shows with the function on top: its lines and the built-in functions they call. A
     built-in function around an operator is torch's.
     """
-    python: Counter[tuple[str, str]] = Counter()
-    whole: Counter[tuple[str, str]] = Counter()
+    times: dict[tuple[str, str], list[int]] = {}  # Python's, and all
     for part in window.parts if window is not None else ():
-        for number, in_python, in_torch in _own_times(part).iter_rows():
+        own_ns, here = np.maximum(part.self_ns, 0), ~part.in_loader
+        functions = here & ((part.what == USER) | (part.what == LIBRARY))
+        operators = here & (part.what == OPERATOR) & ~part.in_operator
+        around = np.zeros(len(part) + 1, bool)
+        around[part.parent[operators]] = True  # the last entry for none
+        builtins = here & (part.what == BUILTIN)
+        python = np.where(functions | (builtins & ~around[:-1]), own_ns, 0)
+        torch = np.where(operators, part.duration_ns, np.where(builtins & around[:-1], own_ns, 0))
+        of = np.where(functions, np.arange(len(part)), part.function)  # the function that the time is of
+        counted = (of >= 0) & functions[of] & (part.codes[of] >= 0)
+        columns = {"code": part.codes[of[counted]], "python": python[counted], "all": (python + torch)[counted]}
+        for number, in_python, whole in pl.DataFrame(columns).group_by("code", maintain_order=True).sum().iter_rows():
             frame = python_frame(part.span.names.values[number])
             file = (code.resolve(frame.file) or code.library(frame.file)) if frame else None
             if frame is not None and file is not None:
-                python[file, bare(frame.function)] += in_python
-                whole[file, bare(frame.function)] += in_python + in_torch
-    rows = [(*key, python[key] / ns) for key, ns in whole.items() if ns > 0]
+                sums = times.setdefault((file, bare(frame.function)), [0, 0])
+                sums[0], sums[1] = sums[0] + in_python, sums[1] + whole
+    rows = [(*key, python / whole) for key, (python, whole) in times.items() if whole > 0]
     return pl.DataFrame(rows, schema={"file": pl.String, "name": pl.String, "fraction": pl.Float64}, orient="row")
-
-
-def _own_times(part: HostCalls) -> pl.DataFrame:
-    """By the code of a function's name the ns of its own time that are Python's, and that are torch's."""
-    own_ns = np.maximum(part.self_ns, 0)
-    here = ~part.in_loader
-    functions = here & ((part.what == USER) | (part.what == LIBRARY))
-    operators = here & (part.what == OPERATOR) & ~part.in_operator
-    around_operator = np.zeros(len(part) + 1, bool)
-    around_operator[part.parent[operators]] = True  # the last entry for none
-    builtins = here & (part.what == BUILTIN)
-    python = np.where(functions | (builtins & ~around_operator[:-1]), own_ns, 0)
-    torch = np.where(operators, part.duration_ns, np.where(builtins & around_operator[:-1], own_ns, 0))
-    of = np.where(functions, np.arange(len(part)), part.function)  # the function that the time is of
-    counted = (of >= 0) & functions[of] & (part.codes[of] >= 0)
-    times = {"code": part.codes[of[counted]], "python": python[counted], "torch": torch[counted]}
-    return pl.DataFrame(times).group_by("code", maintain_order=True).sum()
 
 
 FULL = 2  # generation of a collection that looks at every object
@@ -245,3 +241,60 @@ def regions(context: Context, window: ProfiledCalls | None) -> tuple[dict[str, A
         for (source, name), count in calls.items()
     ]
     return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
+
+
+# tool -> its files; the first that fits. What is called through another tool is that one's.
+TOOLS: dict[str, re.Pattern[str]] = {
+    name: re.compile(rf"(^|/)({files})")
+    for name, files in {
+        "wandb.watch": r"wandb/(integration/torch|sdk/lib)?/?\w*wandb_torch\.py",
+        "W&B": r"wandb/",
+        "TensorBoard": r"torch/utils/tensorboard/|tensorboardX/|tensorboard/",
+        "MLflow": r"mlflow/",
+        "Trackio": r"trackio/",
+        "Comet": r"comet_ml/",
+        "ClearML": r"clearml/",
+        "SwanLab": r"swanlab/",
+        "Neptune": r"neptune(_scale)?/",
+        "Aim": r"aim/sdk/",
+        "Lightning's ThroughputMonitor": r"\w*lightning/(\w+/)*throughput\w*\.py",
+        "Lightning's loggers": r"\w*lightning/(\w+/)?(loggers|trainer/connectors/logger_connector)/",
+    }.items()
+}
+
+
+def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
+    """What logging takes of the main thread: one for each tool and the user's line that it is called from, costliest
+    first; None without stacks in steady steps.
+
+    A tool that reads numbers of a device waits for all work queued on it, so its cost is mostly waiting.
+    """
+    samples = context.sampled
+    if samples is None or calls is None:
+        return None
+    tree, names = samples.calls, list(TOOLS)
+    of_frame = np.full(len(tree.frames), NONE)  # the number of the tool, none of the user's own file and of others
+    for at, frame in enumerate(tree.frames):
+        tool = next((tool for tool, name in enumerate(names) if TOOLS[name].search(frame.file)), NONE)
+        of_frame[at] = tool if tool < 0 or context.code.resolve(frame.file) is None else NONE
+    if not (of_frame >= 0).any():
+        return ()
+    entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
+    tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
+    rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
+    found = []
+    for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):
+        first, share, count = own.row(0, named=True), calls.time.share(own), int(own["samples"].sum())
+        line = (first["user_file"], first["user_line"], first["user_function"])
+        top = own.group_by("entered").agg(pl.col("samples").sum()).sort("samples", "entered", descending=[True, False])
+        cost = LoggingCost(
+            tool=names[first["tool"]],
+            function=tree.frames[tree.frame[top["entered"][0]]].function,
+            place=Place(*line) if line[0] else None,
+            ms_per_step=share.ms,
+            at_most_ms_per_step=share.at_most_ms,
+            samples=count,
+            waiting_share=int(own.filter(pl.col("waiting"))["samples"].sum()) / count,
+        )
+        found.append(cost)
+    return tuple(sorted(found, key=lambda one: (-one.ms_per_step, one.tool)))

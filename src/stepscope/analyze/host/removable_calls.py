@@ -22,7 +22,7 @@ from stepscope.analyze.host.sampled_time import SampledTime, Share, is_fetch
 from stepscope.engine.call_tree import CallTree, UserPaths, rows_of
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers
 from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, in_file, phase_mark
 
 TRAINS = 0.05  # of the sampled training work: a call that leads to less of it holds a metric, not the model; untuned
@@ -108,10 +108,10 @@ def removable_calls(samples: Samples | None, time: SampledTime | None) -> Calls 
     np.add.at(count, nodes[nodes >= 0], weights[nodes >= 0])
     essential = _essential(users, count)
     site = _sites(users, essential)
-    name_of = _dominant(users, site, nodes, weights)
-    names: dict[tuple[Name, bool], int] = {}
-    of_site = {key: names.setdefault(name, len(names)) for key, name in name_of.items()}
-    numbers = [of_site.get(_key(users, int(site[node]))) if node >= 0 else None for node in nodes]
+    keys, name_of = _dominant(users, site, nodes, weights)
+    names: Numbers[tuple[Name, bool]] = Numbers()
+    of_site: dict[_Key | None, int] = {key: names[name] for key, name in name_of.items()}
+    numbers = [of_site.get(key) for key in keys]
     rows = time.rows.hstack(_of_libraries(users, essential, nodes))
     call = pl.when(pl.col("library_file").is_null()).then(pl.Series(numbers, dtype=pl.Int64))
     rows = rows.with_columns(call=call)
@@ -189,38 +189,38 @@ def _work_below(tree: CallTree, trains: Bools, total: Floats) -> Floats:
     return below
 
 
-def _next_function(users: UserPaths, site: Int32) -> Int32:
-    """For every node the user's first named function below its site's line; -1 where the line itself does the work."""
-    tree = users.tree
-    named = users.user & users.marked(lambda frame: not bare(frame.function).startswith("<"))
-    found = np.full(len(tree), -1, np.int32)
-    for level in tree.levels[1:]:
-        above = tree.parent[level]
-        inherited = found[above]
-        begins = named[level] & (site[level] == site[above]) & (inherited < 0) & (site[level] >= 0)
-        found[level] = np.where(begins, level, np.where(site[level] == site[above], inherited, -1))
-    return found
-
-
 _Key = tuple[int, int]  # function and line of a site
 
 
-def _key(users: UserPaths, site: int) -> _Key | None:
-    return None if site < 0 else (int(users.function[site]), int(users.source_line[site]))
+def _dominant(
+    users: UserPaths, site: Int32, nodes: Int64, samples: Int64
+) -> tuple[list[_Key | None], dict[_Key, tuple[Name, bool]]]:
+    """The site of each node's path, and what each site is told as: the function that most of its samples stand in, or
+    its own; True for its own.
 
-
-def _dominant(users: UserPaths, site: Int32, nodes: Int64, samples: Int64) -> dict[_Key | None, tuple[Name, bool]]:
-    """What each site is told as: the function that most of its samples stand in, or its own; True for its own."""
-    below = _next_function(users, site)
+    That is the user's first named function below the site's line; none where the line itself does the work.
+    """
+    tree = users.tree
+    named = users.user & users.marked(lambda frame: not bare(frame.function).startswith("<"))
+    below = np.full(len(tree), NONE, np.int32)
+    for level in tree.levels[1:]:
+        above = tree.parent[level]
+        same, inherited = site[level] == site[above], below[above]
+        below[level] = np.where(
+            same, np.where(named[level] & (inherited < 0) & (site[level] >= 0), level, inherited), NONE
+        )
+    keys: list[_Key | None] = []
     votes: dict[_Key, Counter[tuple[Name, bool]]] = defaultdict(Counter)
     for node, weight in zip(nodes.tolist(), samples.tolist(), strict=True):
-        key = _key(users, int(site[node])) if node >= 0 else None
-        if key is not None:
-            own = below[node] < 0
-            place = users.place(int(users.line[site[node] if own else below[node]]))
-            name = (place.file, bare(place.function)) if place is not None else ("?", "?")
-            votes[key][name, bool(own)] += int(weight)
-    return {key: max(sorted(own), key=lambda name: own[name]) for key, own in votes.items()}
+        at = int(site[node]) if node >= 0 else NONE
+        if at < 0:
+            keys.append(None)
+            continue
+        key, own = (int(users.function[at]), int(users.source_line[at])), bool(below[node] < 0)
+        place = users.place(int(users.line[at if own else below[node]]))
+        keys.append(key)
+        votes[key][(place.file, bare(place.function)) if place is not None else ("?", "?"), own] += int(weight)
+    return keys, {key: max(sorted(own), key=lambda name: own[name]) for key, own in votes.items()}
 
 
 def _most(rows: pl.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], int]:

@@ -104,8 +104,12 @@ def _weights(context: Context, rows: pl.DataFrame) -> Floats:
     process = rows["process"].to_numpy()
     start, end = (rows[name].fill_null(-1).to_numpy() for name in ("start_ns", "end_ns"))
     in_steps = rows["phase"].is_in(_IN_STEPS).fill_null(False).to_numpy()
+    frame = context.labelled.frame.filter(pl.col("start_ns").is_not_null() & pl.col("process").is_not_null())
+    stage = pl.col("reason").replace_strict(_OF_REASON, default=OTHER, return_dtype=pl.String)
+    own_kind = pl.col("kind") == ("train" if (frame["kind"] == "train").any() else "eval")
+    frame = frame.with_columns(stage=pl.when(own_kind).then(stage).otherwise(pl.lit(OTHER)))
     seen = []  # the same from the times in which each stack was seen
-    for name, steps in _steps(context):
+    for (name,), steps in frame.sort("process", "start_ns").partition_by("process", as_dict=True).items():
         own = np.flatnonzero((process == name) & (start >= 0) & (end >= 0))
         lengths, only = _lengths(steps, start[own], end[own])
         # what is done in steps alone was not done before or between them
@@ -113,8 +117,7 @@ def _weights(context: Context, rows: pl.DataFrame) -> Floats:
         weights[own] = np.where(inside[:, None], only, lengths)
         stretches = context.tables.stretches.filter((pl.col("process") == name) & (pl.col("role") == "rank"))
         lengths, _ = _lengths(steps, stretches["start_ns"].to_numpy(), stretches["end_ns"].to_numpy())
-        timed = stretches.select(_STACK).hstack(pl.DataFrame(lengths, schema=list(_TIMED)))
-        seen.append(timed.group_by(_STACK).agg(pl.col(_TIMED).sum()))
+        seen.append(stretches.select(_STACK).hstack(pl.DataFrame(lengths, schema=list(_TIMED))))
     if seen:
         sums = pl.concat(seen).group_by(_STACK).agg(pl.col(_TIMED).sum())
         joined = rows.select(_STACK).join(sums, on=_STACK, how="left", nulls_equal=True, maintain_order="left")
@@ -124,23 +127,10 @@ def _weights(context: Context, rows: pl.DataFrame) -> Floats:
     return weights
 
 
-def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
-    """(process, its steps with times): `start_ns`, `end_ns` and `stage` of each."""
-    frame = context.labelled.frame.filter(pl.col("start_ns").is_not_null() & pl.col("process").is_not_null())
-    kind = "train" if (frame["kind"] == "train").any() else "eval"
-    stage = pl.col("reason").replace_strict(_OF_REASON, default=OTHER, return_dtype=pl.String)
-    steps = frame.select(
-        "process",
-        "start_ns",
-        end_ns=pl.col("start_ns") + pl.col("wall_ns"),
-        stage=pl.when(pl.col("kind") == kind).then(stage).otherwise(pl.lit(OTHER)),
-    ).sort("process", "start_ns")
-    return [(str(part["process"][0]), part) for part in steps.partition_by("process", maintain_order=True)]
-
-
 def _lengths(steps: pl.DataFrame, start: Int64, end: Int64) -> tuple[Floats, Floats]:
     """ns of each interval in the stages of `_TIMED`, by the steps of a process; and what of them lies in its steps."""
-    starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    starts = steps["start_ns"].to_numpy()
+    ends = starts + steps["wall_ns"].to_numpy()
     ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))  # steps of different kinds may lie in each other
     stage, end = steps["stage"].to_numpy(), np.maximum(end, start + 1)
     of_stage = [Intervals(starts[stage == name], ends[stage == name]) for name in _TIMED]
@@ -243,8 +233,11 @@ def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
     for node, samples in counted.iter_rows():
         inner = int(users.line[node])
         own[inner] += samples
-        for outer in _lines_above(users, node) - {inner}:
-            below[outer, inner] += samples
+        above = set()  # the user's other lines on the path to the node
+        while (node := int(users.tree.parent[node])) != NONE:
+            if users.user[node]:
+                above.add(int(users.line[node]))
+        below.update({(outer, inner): samples for outer in above - {inner}})
     found = []
     for (outer, inner), samples in sorted(below.items(), key=lambda pair: (-pair[1], pair[0])):
         caller, callee = users.place(outer), users.place(inner)
@@ -252,12 +245,3 @@ def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
             found.append(CallerLine(caller, callee, samples, samples / own[inner]))
     found.sort(key=lambda pair: (-pair.samples, pair.caller.file, pair.caller.line or 0, pair.callee.line or 0))
     return tuple(found[:MAX_CALLERS])
-
-
-def _lines_above(users: UserPaths, node: int) -> set[int]:
-    """The numbers of the user's lines on the path to a node."""
-    found = set()
-    while (node := int(users.tree.parent[node])) != NONE:
-        if np.bool_(users.user[node]):
-            found.add(int(users.line[node]))
-    return found

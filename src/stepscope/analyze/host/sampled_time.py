@@ -32,7 +32,7 @@ from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER
 
 REST = "rest"
@@ -81,7 +81,7 @@ class SampledTime(Struct, frozen=True):
     def share(self, rows: pl.DataFrame) -> Share:
         """Of rows out of `rows`."""
         ms = variance = room_ms = 0.0
-        count = 0
+        count, worst = 0, 1.0
         for part, samples in rows.group_by("part").agg(pl.col("samples").sum()).sort("part").iter_rows():
             total, part_ms = self.part_samples[part], self.part_ms[part]
             fraction = samples / total
@@ -89,7 +89,10 @@ class SampledTime(Struct, frozen=True):
             variance += part_ms**2 * fraction * (1.0 - fraction) / total
             count += int(samples)
             room_ms += part_ms * (1.0 - fraction)
-        most = max(ms + SIGMAS * math.sqrt(variance), ms * self._on_worst_rank(rows, count))
+        if len(self.rank_samples) > 1 and count:  # what the rank with the most of them has, by the mean over ranks
+            own = dict(rows.filter(pl.col("rank").is_not_null()).group_by("rank").agg(pl.col("samples").sum()).rows())
+            worst = max(own.get(rank, 0) / total for rank, total in self.rank_samples.items()) * self.samples / count
+        most = max(ms + SIGMAS * math.sqrt(variance), ms * float(worst))
         if count:
             most += min(room_ms, self.missed * (self.mean_ms - ms))
         return Share(ms, min(self.mean_ms, most), count)
@@ -98,14 +101,6 @@ class SampledTime(Struct, frozen=True):
         """Of the stacks of these numbers (`row`); those outside of steady steps count nothing."""
         numbers = pl.Series("row", rows, dtype=self.rows["row"].dtype)
         return self.share(self.rows.filter(pl.col("row").is_in(numbers.implode())))
-
-    def _on_worst_rank(self, rows: pl.DataFrame, count: int) -> float:
-        """What the rank with the most of these rows has of them, by the mean over ranks; 1 where none is told apart."""
-        if len(self.rank_samples) < 2 or not count:
-            return 1.0
-        own = dict(rows.filter(pl.col("rank").is_not_null()).group_by("rank").agg(pl.col("samples").sum()).rows())
-        worst = max(own.get(rank, 0) / total for rank, total in self.rank_samples.items())
-        return float(worst * self.samples / count)
 
 
 def sampled_time(samples: Samples | None, train: StepFacts | None, quality: Quality) -> SampledTime | None:
@@ -242,7 +237,11 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
     home = tree.innermost(users.user & np.isin(users.function, functions))[marks]
     home = np.where(home >= 0, home, tree.innermost(users.user)[marks])
     home = np.unique(home[home >= 0])
-    loops = _from_fetch_on(users, home) if fetch.any() else users.user & np.isin(users.function, users.function[home])
+    loops = users.user & np.isin(users.function, users.function[home])
+    if fetch.any():  # not before the first line of each function that fetches
+        first = np.full(int(users.function.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, users.function[home], users.source_line[home])
+        loops &= (users.source_line < 0) | (users.source_line >= first[users.function])
     sets_up = users.passes(
         lambda frame: (
             phases.last_part(frame.function) in _SET_UP and any(part in frame.file for part in _SET_UP_FOLDERS)
@@ -250,19 +249,6 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
     )
     found: Bools = (tree.innermost(loops) >= 0) & ~sets_up
     return found
-
-
-def _from_fetch_on(users: UserPaths, home: Int32) -> Bools:
-    """Frames of the functions of these nodes, not before the first line that fetches."""
-    functions, which = np.unique(users.function[home], return_inverse=True)
-    first = np.full(len(functions), np.iinfo(np.int64).max)
-    np.minimum.at(first, which, users.source_line[home])
-    found = users.user & np.isin(users.function, functions)
-    at_or_after = np.zeros(len(found), bool)
-    where = np.flatnonzero(found)
-    line = users.source_line[where]
-    at_or_after[where] = (line < 0) | (line >= first[np.searchsorted(functions, users.function[where])])
-    return at_or_after
 
 
 def _outermost(users: UserPaths, marked: Bools) -> Bools:

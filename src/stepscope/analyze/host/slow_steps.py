@@ -19,7 +19,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
 from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.model.sampled import SlowLine, SlowSteps
-from stepscope.tables.arrays import Bools, Floats, expanded
+from stepscope.tables.arrays import Bools, expanded
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
 SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special
@@ -75,7 +75,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
         median_ms=median / 1e6,
         slow_mean_ms=means[0],
         typical_mean_ms=means[1],
-        lines=_slow_lines(_by_line(stretches, overlaps, slow, users, gap_ns), means, least_ms, users),
+        lines=_lines(stretches, overlaps, slow, users, gap_ns, means, least_ms),
         source="sampled stacks of main threads with their times, in steady steps",
     ), ""
 
@@ -103,42 +103,44 @@ def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).filter(pl.col("ns") > 0)
 
 
-def _by_line(
-    stretches: pl.DataFrame, overlaps: pl.DataFrame, slow: Bools, users: UserPaths, gap_ns: float
-) -> pl.DataFrame:
-    """(line, phase, slow, typical, samples, leaf): shares of the sampled time of slow and of typical steps."""
+def _lines(
+    stretches: pl.DataFrame,
+    overlaps: pl.DataFrame,
+    slow: Bools,
+    users: UserPaths,
+    gap_ns: float,
+    means_ms: tuple[float, float],
+    least_ms: float,
+) -> tuple[SlowLine, ...]:
+    """By their shares of the sampled time of slow and of typical steps.
+
+    Args:
+        slow: of each step whether it is slow.
+        gap_ns: between two samples.
+        means_ms: wall time of a slow and of a typical step.
+        least_ms: what a line must take more in a slow one.
+    """
     nodes = rows_of(stretches["node"])
     line = at(users.line, at(users.innermost, nodes, -1), -1)
     leaf = users.leaf_names(stretches["node"]).set(pl.Series(at(users.user, nodes, False)), None)
     rows = pl.DataFrame({"line": line, "phase": stretches["phase"], "leaf": leaf})[overlaps["stretch"]]
     in_slow = pl.Series(slow[overlaps["step"].to_numpy()])
-    rows = rows.with_columns(slow_ns=overlaps["ns"] * in_slow, typical_ns=overlaps["ns"] * ~in_slow)
-    of_slow, of_typical = max(1, int(rows["slow_ns"].sum())), max(1, int(rows["typical_ns"].sum()))
-    keys = ["line", "phase"]
-    return (
-        rows.group_by(*keys, "leaf")
-        .agg(pl.col("slow_ns", "typical_ns").sum())
-        .sort(["slow_ns", "leaf"], descending=[True, False])
-        .group_by(keys, maintain_order=True)
-        .agg(pl.col("slow_ns", "typical_ns").sum(), pl.col("leaf").first())
+    rows = rows.with_columns(slow=overlaps["ns"] * in_slow, typical=overlaps["ns"] * ~in_slow)
+    of_slow, of_typical = max(1, int(rows["slow"].sum())), max(1, int(rows["typical"].sum()))
+    slow_ms, typical_ms = means_ms
+    grouped = (
+        rows.group_by("line", "phase", "leaf")
+        .agg(pl.col("slow", "typical").sum())
+        .sort(["slow", "leaf"], descending=[True, False])
+        .group_by("line", "phase", maintain_order=True)
+        .agg(pl.col("slow", "typical").sum(), pl.col("leaf").first())
         .with_columns(
-            slow=pl.col("slow_ns") / of_slow,
-            typical=pl.col("typical_ns") / of_typical,
-            samples=(pl.col("slow_ns") / gap_ns).round().cast(pl.Int64),
+            slow_ms=pl.col("slow") / of_slow * slow_ms,
+            typical_ms=pl.col("typical") / of_typical * typical_ms,
+            samples=(pl.col("slow") / gap_ns).round().cast(pl.Int64),
         )
-    )
-
-
-def _slow_lines(
-    found: pl.DataFrame, means: tuple[float, float], least_ms: float, users: UserPaths
-) -> tuple[SlowLine, ...]:
-    """`means`: wall time of a slow and of a typical step, ms; `least_ms`: what a line must take more in a slow one."""
-    slow_ms, typical_ms = means
-    named = (
-        found.filter((pl.col("line") >= 0) & (pl.col("samples") >= MIN_SAMPLES))
-        .with_columns(slow_ms=pl.col("slow") * slow_ms, typical_ms=pl.col("typical") * typical_ms)
         .with_columns(extra=pl.col("slow_ms") - pl.col("typical_ms"))
-        .filter(pl.col("extra") >= least_ms)
+        .filter((pl.col("line") >= 0) & (pl.col("samples") >= MIN_SAMPLES) & (pl.col("extra") >= least_ms))
         .sort(["extra", "line", "phase"], descending=[True, False, False])
     )
     return tuple(
@@ -152,7 +154,7 @@ def _slow_lines(
             samples=row["samples"],
             leaf=row["leaf"],
         )
-        for row in named.head(MAX_LINES).iter_rows(named=True)
+        for row in grouped.head(MAX_LINES).iter_rows(named=True)
         if (place := users.place(row["line"])) is not None
     )
 
@@ -173,12 +175,18 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
     if any(own.height < MIN_STEPS for own in ranks) or not ranks:
         return None
     walls = [own["wall_ns"].to_numpy() / 1e6 for own in ranks]
-    early, late = (float(end) for end in np.mean([_fit(wall) for wall in walls], axis=0))
+    lines = []  # the line through the medians of neighbouring steps, of each rank: its first and its last value
+    for wall in walls:
+        groups = np.array_split(wall, min(POINTS, len(wall)))
+        ends = np.cumsum([len(group) for group in groups])
+        middles = ends - np.array([(len(group) + 1) / 2 for group in groups])  # counted from 0
+        lines.append(theil_sen(middles, np.array([np.median(group) for group in groups]), 0, len(wall) - 1))
+    early, late = (float(end) for end in np.mean(lines, axis=0))
     medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
     # every part above the one before, and the last one's faster steps above the first one's slower ones
-    ends = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
+    edges = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
     rising = bool((np.diff(medians) > 0).all())
-    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in ends)
+    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in edges)
     return DriftFacts(
         steps=steady.height,
         parts=PARTS,
@@ -190,14 +198,6 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
         phases=_phases(ranks),
         lines=_drift_lines(steady, samples, calls) if rising else (),
     )
-
-
-def _fit(wall_ms: Floats) -> tuple[float, float]:
-    """(first, last) value of the line through the medians of neighbouring steps."""
-    groups = np.array_split(wall_ms, min(POINTS, len(wall_ms)))
-    ends = np.cumsum([len(group) for group in groups])
-    places = ends - np.array([(len(group) + 1) / 2 for group in groups])  # the middle of each group, counted from 0
-    return theil_sen(places, np.array([np.median(group) for group in groups]), 0, len(wall_ms) - 1)
 
 
 def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from stepscope.analyze.sites import site_of
 from stepscope.engine.journal import event_data, place_of
-from stepscope.model.alarms import Alarm, Origin, StepBatch, StepData
-from stepscope.read import batch_log
+from stepscope.model.metrics import Alarm, Origin, StepBatch, StepData
+from stepscope.read import run_folder
 from stepscope.read.text import integer, number, string
 from stepscope.tables.schema import Tables
 
@@ -98,7 +98,7 @@ def logged(tables: Tables, folder: Path, step: int, rank: int | None) -> tuple[S
     for own_rank, process in tables.steps.select("rank", "process").unique().sort("rank", "process").rows():
         if rank not in (None, own_rank) or (folder / process).is_symlink():
             continue
-        entries = batch_log.batches_of(folder / process, step, BATCHES_BEFORE)
+        entries = run_folder.batches_of(folder / process, step, BATCHES_BEFORE)
         batches = [batch for entry in entries if (batch := _batch(tables, entry, process)) is not None]
         if batches:
             found.append(StepData(own_rank or 0, process, tuple(batches)))

@@ -18,7 +18,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -30,7 +30,7 @@ from stepscope.analyze.sites import first_int, site_of, threads_set
 from stepscope.engine.attribution import heaviest_lines, origins, place
 from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
-from stepscope.engine.journal import event_data, mean, parse_json, place_of
+from stepscope.engine.journal import event_data, events_in_steps, mean, place_of
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base, Span
@@ -38,7 +38,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
 from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
-from stepscope.tables.arrays import Bools, Int64, climb
+from stepscope.tables.arrays import Int64, climb, flags
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
@@ -143,51 +143,34 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
     In recordings without any the one whose iterations the most training steps follow.
     """
     events = list(_loader_events(tables))
-    train = labelled.frame.filter(pl.col("kind") == "train")
+    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
     votes: Counter[Any] = Counter()
-    for data in _batches(tables, train):
-        votes[data.get("id")] += data["_ns"] or 0
+    for row, data, _ in events_in_steps(tables, "batch", train):
+        votes[data.get("id")] += row["duration_ns"]
     if not votes:
-        votes = _followed(events, train)
+        votes = Counter({event["id"]: 0 for event in events})
+        made = pl.DataFrame(
+            [(event["_process"], event["_time"], number) for number, event in enumerate(events)],
+            schema={"process": pl.String, "time": pl.Int64, "event": pl.Int64},
+            orient="row",
+        )
+        ends = train.select("process", end=pl.col("start_ns") + pl.col("wall_ns")).drop_nulls().sort("end")
+        made = made.drop_nulls("time").sort("time")
+        last = ends.join_asof(made, left_on="end", right_on="time", by="process", check_sortedness=False)["event"]
+        for number, count in last.drop_nulls().value_counts().sort("event").rows():
+            votes[events[number]["id"]] += count
     best = max(votes, key=lambda key: votes[key], default=None)
-    return next((event for event in events if event.get("id") == best), None)
-
-
-def _batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
-    """The `batch` events whose fetch began in one of these steps."""
-    if tables.journal.is_empty():
-        return []
-    rows = tables.journal.filter((pl.col("kind") == "batch") & pl.col("time_ns").is_not_null()).sort("time_ns")
-    steps = train.select("process", "start_ns", "wall_ns").drop_nulls().sort("start_ns")
-    if rows.is_empty() or steps.is_empty():
-        return []
-    inside = rows.join_asof(steps, left_on="time_ns", right_on="start_ns", by="process", check_sortedness=False)
-    inside = inside.filter(pl.col("time_ns") < pl.col("start_ns") + pl.col("wall_ns"))
-    found = ((row, parse_json(row["data"])) for row in inside.iter_rows(named=True))
-    return [{**data, "_ns": row["duration_ns"]} for row, data in found if isinstance(data, dict)]
-
-
-def _followed(events: list[dict[str, Any]], train: pl.DataFrame) -> Counter[Any]:
-    votes: Counter[Any] = Counter()
-    for process in sorted({event["_process"] for event in events}):
-        own = [event for event in events if event["_process"] == process and event["_time"] is not None]
-        steps = train.filter(pl.col("process") == process)
-        moments = (steps["start_ns"] + steps["wall_ns"]).drop_nulls().sort()
-        times = pl.Series([event["_time"] for event in own], dtype=pl.Int64)
-        edges = [*moments.search_sorted(times, side="left"), len(moments)]
-        for event, (first, last) in zip(own, pairwise(edges), strict=True):
-            votes[event.get("id")] += int(last - first)
-    return votes
+    return next((event for event in events if event["id"] == best), None)
 
 
 def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | None) -> BatchContent | None:
     if event is None:
         return None
-    train = labelled.frame.filter(pl.col("kind") == "train")
+    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
     names = ("tensors", "bytes", "objects")
     own = [
         [float(data[name]) for name in names]
-        for data in _batches(tables, train)
+        for _, data, _ in events_in_steps(tables, "batch", train)
         if data.get("id") == event.get("id") and all(isinstance(data.get(name), int) for name in names)
     ]
     if not own:
@@ -292,25 +275,100 @@ ENDING = 1.5  # of the time to start workers: ending them took 1.3 times as long
 FIRST_STEPS = 8  # of an epoch, at most: while workers start they take cores and memory from the steps; untuned
 FASTER = 0.25
 
-_Event = dict[str, Any]
+
+class _Iterator(NamedTuple):
+    """An iterator that was made of a loader, and what lies around it in its process."""
+
+    loader: int | None
+    process: str
+    event: dict[str, Any]
+    made_ns: int | None  # to make it
+    during: bool  # after the first training step of its process, and before the end of the last
+    between_ns: float  # two steps for it: making it and, before that, ending the old workers
+    steps: pl.DataFrame  # that come after it, up to the next iterator of any loader of the process
+
+
+def _iterators(tables: Tables, frame: pl.DataFrame) -> list[_Iterator]:
+    """In order of time. `frame`: steps with times, by process and start."""
+    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+    by_process = {process: own for (process,), own in frame.partition_by("process", as_dict=True).items()}
+    found = []
+    for event in events:
+        time, made, process = event["_time"], float(event["_ns"] or 0), event["_process"]
+        steps = by_process.get(process, frame.clear())
+        later = min(
+            (one["_time"] for one in events if one["_process"] == process and one["_time"] > time), default=None
+        )
+        starts, train = steps["start_ns"], steps.filter(pl.col("kind") == "train")
+        first = int(starts.search_sorted(time, side="left"))
+        last = steps.height if later is None else int(starts.search_sorted(later, side="left"))
+        during = train.height > 0 and train["start_ns"][0] < time < train["start_ns"][-1] + train["wall_ns"][-1]
+        # ending the old ones is counted up to a time that goes by how long starting them took: the rest is other work
+        gap = float(time - starts[first - 1] - steps["wall_ns"][first - 1]) if first else 0.0
+        between = made + min(ENDING * made, max(0.0, gap))
+        found.append(_Iterator(event["id"], process, event, event["_ns"], during, between, steps[first:last]))
+    return found
 
 
 def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | None) -> tuple[EpochFacts, ...] | None:
     """One per loader with workers that was iterated again during training; None where there is none."""
     frame = labelled.frame.filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    frame = frame.with_columns(pl.col("first_batch", "in_window").fill_null(False))
     train = frame.filter(pl.col("kind") == "train")
     if train.is_empty():
         return None
-    events = [event for event in _loader_events(tables) if event["_time"] is not None]
-    feeding = feeding_loader(tables, labelled)
-    wall_ns = float(train["wall_ns"].sum()) + sum(_between(event, frame) for event in events if _during(event, train))
+    iterators, feeding = _iterators(tables, frame), feeding_loader(tables, labelled)
+    wall_ns = float(train["wall_ns"].sum()) + sum(one.between_ns for one in iterators if one.during)
     found = []
-    for loader_id in sorted({event["id"] for event in events if event["id"] is not None}):
-        feeds = feeding is not None and feeding["id"] == loader_id
-        batch_ms = loader.load_ms if feeds and loader is not None else None
-        own = [event for event in events if event["id"] == loader_id]
-        found.append(_of_loader(tables, frame, own, events, batch_ms, wall_ns / train.height / 1e6))
-    return tuple(fact for fact in found if fact is not None) or None
+    for number in sorted({one.loader for one in iterators if one.loader is not None}):
+        own = [one for one in iterators if one.loader == number]
+        workers, firsts_of = own[0].event.get("num_workers"), {one.process: one for one in reversed(own)}
+        again = [one for one in own if one.during and one.made_ns is not None and firsts_of[one.process] is not one]
+        if not isinstance(workers, int) or workers < 1 or not again:
+            continue
+        batch_ms = loader.load_ms if loader is not None and feeding is not None and feeding["id"] == number else None
+        fed = pl.concat([one.steps for one in again])
+        firsts = [one.steps["data_wait_ns"][0] for one in again if one.steps.height and one.steps["first_batch"][0]]
+        firsts = [ns for ns in firsts if ns is not None]
+        rest = fed.filter(~pl.col("first_batch"))["data_wait_ns"].drop_nulls().to_numpy()
+        usual_ns = float(np.median(rest)) if len(rest) else 0.0
+        made_ns = [one.made_ns or 0 for one in again]
+        waited_ns = 0.0
+        if batch_ms is not None:
+            waited_ns = sum(max(0.0, ns - usual_ns - batch_ms * 1e6) for ns in firsts)
+        at_most_ns = sum(one.between_ns for one in again) + max(waited_ns, _slower([one.steps for one in again]))
+        site = site_of(tables, own[0].event)
+        arguments = (site or {}).get("arguments") or {}
+        fact = EpochFacts(
+            site=place_of(site),
+            num_workers=workers,
+            persistent=str(arguments.get("persistent_workers", False)) == "True" if site else None,
+            kind=next((kind for kind, _ in Counter(fed["kind"]).most_common(1)), "train"),
+            restarts=len(again),
+            make_ms=float(np.median(made_ns)) / 1e6,
+            first_wait_ms=float(np.median(firsts)) / 1e6 if firsts else 0.0,
+            usual_wait_ms=usual_ns / 1e6,
+            batch_ms=batch_ms,
+            lost_ms_per_step=(float(sum(made_ns)) + waited_ns) / train.height / 1e6,
+            at_most_ms_per_step=at_most_ns / train.height / 1e6,
+            total_ms_per_step=wall_ns / train.height / 1e6,
+        )
+        found.append(fact)
+    return tuple(found) or None
+
+
+def _slower(fed: list[pl.DataFrame]) -> float:
+    """ns by which the first steps of these epochs took longer than the faster quarter of the second halves, at most.
+
+    The quarter, since what a fork leaves behind (pages to copy, cold caches) may last for all of a short epoch.
+    """
+    epochs = [steps.filter(~pl.col("in_window"))["wall_ns"].to_numpy() for steps in fed]
+    epochs = [wall for wall in epochs if len(wall) > 1]
+    if not epochs:
+        return 0.0
+    level = float(np.quantile(np.concatenate([wall[len(wall) // 2 :] for wall in epochs]), FASTER))
+    firsts = np.concatenate([wall[:FIRST_STEPS] for wall in epochs])
+    return max(0.0, float(firsts.sum()) - level * len(firsts))
 
 
 def periodic_waits(tables: Tables, labelled: LabelledSteps) -> WaveFacts | None:
@@ -341,100 +399,11 @@ def periodic_waits(tables: Tables, labelled: LabelledSteps) -> WaveFacts | None:
     )
 
 
-def _loader_events(tables: Tables) -> Iterator[_Event]:
+def _loader_events(tables: Tables) -> Iterator[dict[str, Any]]:
     for row, data in event_data(tables, "loader"):
         number = data.get("id") if isinstance(data.get("id"), int) else None
         own = {"id": number, "_process": row["process"], "_time": row["time_ns"], "_ns": row["duration_ns"]}
         yield {**data, **own}
-
-
-def _during(event: _Event, train: pl.DataFrame) -> bool:
-    """Whether an iterator was made after the first training step of its process and before the end of the last."""
-    own = train.filter(pl.col("process") == event["_process"])
-    return own.height > 0 and own["start_ns"][0] < event["_time"] < own["start_ns"][-1] + own["wall_ns"][-1]
-
-
-def _of_loader(
-    tables: Tables,
-    frame: pl.DataFrame,
-    own: list[_Event],
-    events: list[_Event],
-    batch_ms: float | None,
-    total_ms: float,
-) -> EpochFacts | None:
-    train = frame.filter(pl.col("kind") == "train")
-    workers = own[0].get("num_workers")
-    again = [
-        event
-        for process in sorted({event["_process"] for event in own})
-        for event in [each for each in own if each["_process"] == process][1:]
-        if _during(event, train) and event["_ns"] is not None
-    ]
-    if not isinstance(workers, int) or workers < 1 or not again:
-        return None
-    fed = [_fed(frame, event, events) for event in again]
-    firsts = [steps["data_wait_ns"][0] for steps in fed if steps.height and steps["first_batch"][0]]
-    firsts = [ns for ns in firsts if ns is not None]
-    rest = [ns for steps in fed for ns in steps.filter(~pl.col("first_batch"))["data_wait_ns"].drop_nulls()]
-    usual_ns = float(np.median(rest)) if rest else 0.0
-    made_ns = [event["_ns"] for event in again]
-    waited_ns = 0.0
-    if batch_ms is not None:
-        waited_ns = sum(max(0.0, ns - usual_ns - batch_ms * 1e6) for ns in firsts)
-    at_most_ns = sum(_between(event, frame) for event in again) + max(waited_ns, _slower(fed))
-    kinds = Counter(kind for steps in fed for kind in steps["kind"])
-    site = site_of(tables, own[0])
-    arguments = (site or {}).get("arguments") or {}
-    return EpochFacts(
-        site=place_of(site),
-        num_workers=workers,
-        persistent=str(arguments.get("persistent_workers", False)) == "True" if site else None,
-        kind=kinds.most_common(1)[0][0] if kinds else "train",
-        restarts=len(again),
-        make_ms=float(np.median(made_ns)) / 1e6,
-        first_wait_ms=float(np.median(firsts)) / 1e6 if firsts else 0.0,
-        usual_wait_ms=usual_ns / 1e6,
-        batch_ms=batch_ms,
-        lost_ms_per_step=(float(sum(made_ns)) + waited_ns) / train.height / 1e6,
-        at_most_ms_per_step=at_most_ns / train.height / 1e6,
-        total_ms_per_step=total_ms,
-    )
-
-
-def _between(event: _Event, frame: pl.DataFrame) -> float:
-    """ns between two steps for a new iterator: making it and, before that, ending the old workers.
-
-    Ending them is counted up to a time that goes by how long starting them took: the rest is other work between epochs.
-    """
-    own = frame.filter((pl.col("process") == event["_process"]) & (pl.col("start_ns") < event["_time"]))
-    made = float(event["_ns"] or 0)
-    if own.is_empty():
-        return made
-    return made + min(ENDING * made, max(0.0, float(event["_time"] - own["start_ns"][-1] - own["wall_ns"][-1])))
-
-
-def _slower(fed: list[pl.DataFrame]) -> float:
-    """ns by which the first steps of these epochs took longer than the faster quarter of the second halves, at most.
-
-    The quarter, since what a fork leaves behind (pages to copy, cold caches) may last for all of a short epoch.
-    """
-    epochs = [steps.filter(~pl.col("in_window").fill_null(False))["wall_ns"].to_numpy() for steps in fed]
-    epochs = [wall for wall in epochs if len(wall) > 1]
-    if not epochs:
-        return 0.0
-    level = float(np.quantile(np.concatenate([wall[len(wall) // 2 :] for wall in epochs]), FASTER))
-    firsts = np.concatenate([wall[:FIRST_STEPS] for wall in epochs])
-    return max(0.0, float(firsts.sum()) - level * len(firsts))
-
-
-def _fed(frame: pl.DataFrame, event: _Event, events: list[_Event]) -> pl.DataFrame:
-    """The steps after an iterator was made, up to the next one of any loader of the process."""
-    later = [each["_time"] for each in events if each["_process"] == event["_process"]]
-    end = min((time for time in later if time > event["_time"]), default=None)
-    inside = (pl.col("process") == event["_process"]) & (pl.col("start_ns") >= event["_time"])
-    return frame.filter(inside if end is None else inside & (pl.col("start_ns") < end)).with_columns(
-        pl.col("first_batch").fill_null(False)
-    )
 
 
 SINGLE, MULTI = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
@@ -449,46 +418,37 @@ def trace_loaders(base: Base) -> tuple[TraceLoader, ...]:
         rows = np.flatnonzero(span.names.like(LOADER_RANGE) & ~span.on_device)
         if len(rows):
             runs.setdefault(span.ref.run, []).append((span, rows))
-    return tuple(_of_run(base, run, own) for run, own in sorted(runs.items()))
-
-
-def _of_run(base: Base, run: str, parts: list[tuple[Span, Int64]]) -> TraceLoader:
-    names: set[str] = set()
-    calls: Counter[Place] = Counter()
-    entries: Counter[Place] = Counter()
-    for span, rows in parts:
-        names.update(span.names.values[code] for code in np.unique(span.names.codes[rows]))
-        for caller in heaviest_lines([(base, span, rows, span.duration_ns[rows])], 1):
-            calls[caller.place] += len(rows)
-        entries.update(_entries(base, span, rows))
-    fetches = sum(len(rows) for _, rows in parts)
-    total = sum(int(span.duration_ns[rows].sum()) for span, rows in parts)
-    single, multi = (any(kind in name for name in names) for kind in (SINGLE, MULTI))
-    longest = sorted(entries, key=lambda where: (-entries[where], where.file, where.line or 0))[:MAX_ENTRIES]
-    return TraceLoader(
-        run=run,
-        # neither, or both: a training and an evaluation loader
-        workers=None if single == multi else "none" if single else "some",
-        call=max(calls, key=lambda where: (calls[where], where.file), default=None),
-        entries=tuple(
-            Place(where.file, where.line, where.function, min(1.0, entries[where] / total) if total else None)
-            for where in longest
-        ),
-        fetches=fetches,
-        fetch_ms=total / fetches / 1e6,
-    )
-
-
-def _entries(base: Base, span: Span, ranges: Int64) -> Counter[Place]:
-    """ns of the user's functions inside the ranges, by place; only the outermost function of each call counts."""
-    below: Counter[Place] = Counter()
-    user = origins(base, span).user
-    inside: Bools = np.zeros(len(span), bool)
-    inside[ranges] = True
-    candidates = np.flatnonzero((user >= 0) & span.is_function)
-    met = climb(span.parent, span.parent[candidates], inside | (user >= 0))
-    entered = (met >= 0) & inside[met]  # below another function of the user's it is part of that one
-    for index in np.unique(user[candidates[entered]]):
-        rows = candidates[entered & (user[candidates] == index)]
-        below[place(base, int(index))[0]] += int(span.duration_ns[rows].sum())
-    return below
+    found = []
+    for run, parts in sorted(runs.items()):
+        names: set[str] = set()
+        calls: Counter[Place] = Counter()
+        entries: Counter[Place] = Counter()  # ns of the user's functions inside the ranges
+        for span, rows in parts:
+            names.update(span.names.values[code] for code in np.unique(span.names.codes[rows]))
+            for caller in heaviest_lines([(base, span, rows, span.duration_ns[rows])], 1):
+                calls[caller.place] += len(rows)
+            user, inside = origins(base, span).user, flags(len(span), rows)
+            candidates = np.flatnonzero((user >= 0) & span.is_function)
+            met = climb(span.parent, span.parent[candidates], inside | (user >= 0))
+            entered = (met >= 0) & inside[met]  # below another function of the user's it is part of that one
+            for index in np.unique(user[candidates[entered]]):
+                own = candidates[entered & (user[candidates] == index)]
+                entries[place(base, int(index))[0]] += int(span.duration_ns[own].sum())
+        fetches = sum(len(rows) for _, rows in parts)
+        total = sum(int(span.duration_ns[rows].sum()) for span, rows in parts)
+        single, multi = (any(kind in name for name in names) for kind in (SINGLE, MULTI))
+        longest = sorted(entries, key=lambda where: (-entries[where], where.file, where.line or 0))[:MAX_ENTRIES]
+        loader = TraceLoader(
+            run=run,
+            # neither, or both: a training and an evaluation loader
+            workers=None if single == multi else "none" if single else "some",
+            call=max(calls, key=lambda where: (calls[where], where.file), default=None),
+            entries=tuple(
+                Place(where.file, where.line, where.function, min(1.0, entries[where] / total) if total else None)
+                for where in longest
+            ),
+            fetches=fetches,
+            fetch_ms=total / fetches / 1e6,
+        )
+        found.append(loader)
+    return tuple(found)

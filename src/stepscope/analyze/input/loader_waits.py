@@ -1,15 +1,14 @@
 """The main process's time in its loader, taken apart into what workers and helper threads did meanwhile.
 
 Where the sampler told times, and a wait lasts longer than the time between samples, worker and main process are
-compared at the same moments of steady steps (`at_the_same_time`). Elsewhere the workers' samples of the same period
-stand for them (`in_the_same_period`): every process has a sampler of its own, so a shorter wait cannot be laid beside
+compared at the same moments of steady steps (`_at_the_same_time`). Elsewhere the workers' samples of the same period
+stand for them (`_in_the_same_period`): every process has a sampler of its own, so a shorter wait cannot be laid beside
 what a worker did just then. Parts exclude each other and sum to the wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,10 @@ from stepscope.tables.schema import Tables
 
 # The main thread WAITS for others, or does one of the next three itself; workers and helper threads are in the others.
 NOTHING, WAITS, HERE, TRANSFER, PINNING, BUSY, START, IDLE = range(8)
+LOOP = 8  # all of the main thread's loop
+MAIN, WORKER, HELPER = "main", "worker", "helper"  # whose a thread is; a worker's main thread is the worker
+SEGMENT = ["process", "host", "file"]
+_SCHEMA = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
 MAX_LINES = 4  # of a kind that are named; a fifth hardly changes what to do, and the rest is one part
 KINDS = {
     HERE: "loading_here",
@@ -54,16 +57,17 @@ def loader_waits(
         train: the steady steps of all ranks, for a rank whose own do not tell their data wait.
     """
     by_path = LoaderStates(users)
-    sampled = threads(loop.rows, context.tables.stacks, by_path)
-    in_loader = sampled.mains.filter(pl.col("state").is_not_null())
+    sampled = _threads(loop.rows, context.tables.stacks, by_path)
+    in_loader = sampled.filter((pl.col("who") == MAIN) & pl.col("state").is_not_null())
     if in_loader.is_empty():
         return ()
-    timed = _timed(context, loop, by_path)
-    known = timed.weights["process"].unique().to_list()
-    others = ~pl.col("process").is_in(known)
-    counted = in_the_same_period(Threads(sampled.mains.filter(others), sampled.others.filter(others)))
-    weights = pl.concat([counted.weights, timed.weights]).partition_by("process", as_dict=True)
-    loops = dict(pl.concat([counted.loops, timed.loops]).iter_rows())
+    timed = _at_the_same_time(context, loop, by_path)
+    known = timed["process"].unique().to_list()
+    counted = _in_the_same_period(sampled.filter(~pl.col("process").is_in(known)))
+    weights = pl.concat([counted, timed]).group_by("process", "state", "line").agg(pl.col("weight").sum())
+    weights = weights.filter(pl.col("weight") > 0).sort("process", "state", "line")
+    loops = dict(weights.filter(pl.col("state") == LOOP).select("process", "weight").rows())
+    by_process = weights.filter(pl.col("state") != LOOP).partition_by("process", as_dict=True)
     leaves = _leaves(sampled, users)
     counts = in_loader.group_by("process").agg(pl.col("samples").sum())
     processes = loop.rows.group_by("process").agg(pl.col("rank").first(), loop=pl.col("samples").sum())
@@ -71,7 +75,7 @@ def loader_waits(
     for process, rank, loop_samples, samples in (
         processes.join(counts, on="process").sort("rank", "process").iter_rows()
     ):
-        simultaneous, own = process in known, weights[process,]
+        simultaneous, own = process in known, by_process[process,]
         measured = partition(loop.steady.filter(pl.col("process") == process))
         parts = (*measured, *(train.partition if train else ()))
         wait_ms = next((part.ms for part in parts if part.category == DATA_WAIT), None)
@@ -90,19 +94,6 @@ def loader_waits(
             )
         )
     return tuple(found)
-
-
-def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts:
-    """Of the processes where times of samples are known, and a moment of waiting lies in a wait that lasts longer than
-    the time between samples, on average."""
-    stretches = context.tables.stretches
-    wait = pl.col("data_wait_ns").cast(pl.Float64)
-    lengths = loop.steady.group_by("process").agg(length=(wait**2).sum() / wait.sum())
-    short = lengths.filter(pl.col("length") < sample_gap_ns(context.tables))["process"].to_list()
-    is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False)
-    is_main &= pl.col("process").is_not_null() & ~pl.col("process").is_in(short)
-    mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
-    return at_the_same_time(threads(mains, stretches, by_path), loop)
 
 
 def sample_gap_ns(tables: Tables) -> float:
@@ -142,14 +133,13 @@ def _wait_parts(
     )
 
 
-def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
+def _leaves(sampled: pl.DataFrame, users: UserPaths) -> dict[tuple[int, int], str]:
     """(state, line) -> the function most often on top of it, where that is another one than the line's own."""
     key = ["state", "line"]
-    both = pl.concat([rows.select(*key, "node", "samples") for rows in sampled])
-    both = both.filter(pl.col("state").is_in([HERE, BUSY]))
-    own = pl.Series(users.user[rows_of(both["node"])], dtype=pl.Boolean)
+    at_work = sampled.filter(pl.col("state").is_in([HERE, BUSY]))
+    own = pl.Series(users.user[rows_of(at_work["node"])], dtype=pl.Boolean)
     most = (
-        both.with_columns(leaf=users.leaf_names(both["node"]).set(own, None))
+        at_work.with_columns(leaf=users.leaf_names(at_work["node"]).set(own, None))
         .group_by(*key, "leaf")
         .agg(pl.col("samples").sum())
         .with_columns(all=pl.col("samples").sum().over(key))
@@ -161,65 +151,53 @@ def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
     return {(state, line): leaf for state, line, leaf in most.select(*key, "leaf").iter_rows()}
 
 
-SEGMENT = ["process", "host", "file"]
-_SCHEMA = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
+def _threads(mains: pl.DataFrame, rows: pl.DataFrame, by_path: LoaderStates) -> pl.DataFrame:
+    """Rows of `stacks` or `stretches`: main threads of ranks in their loop (`mains`), and all others of the same
+    processes in the same segments, with `who`, `state` and `line`; the state of a main thread outside its loader is
+    null."""
+    is_main, of_worker = pl.col("main_thread").fill_null(False), pl.col("role") == "loader_worker"
+    beside = rows.filter(pl.col("node").is_not_null() & (of_worker | ((pl.col("role") == "rank") & ~is_main)))
+    beside = beside.join(mains.select(SEGMENT).unique(), on=SEGMENT, how="semi")
+    who = pl.when(of_worker & is_main).then(pl.lit(WORKER)).otherwise(pl.lit(HELPER))
+    columns = [name for name in (*SEGMENT, "node", "phase", "samples", "start_ns", "end_ns") if name in rows.columns]
+    threads = pl.concat([mains.select(*columns, who=pl.lit(MAIN)), beside.select(*columns, who=who)])
+    nodes, whose = rows_of(threads["node"]), threads["who"].to_numpy()
+    state = at(by_path.helper, nodes, 0)
+    for name, states in ((MAIN, by_path.main), (WORKER, by_path.worker)):
+        state = np.where(whose == name, at(states, nodes, 0), state)
+    threads = threads.with_columns(state=pl.Series(state), line=pl.Series(at(by_path.line, nodes, -1)))
+    in_loader = (pl.col("who") != MAIN) | (pl.col("phase") == DATA_WAIT)
+    return threads.with_columns(state=pl.when(in_loader).then("state"))
 
 
-class Threads(NamedTuple):
-    """Rows of `stacks` or `stretches`: main threads of ranks in their loop, and all others of the same processes.
-
-    Both have `state` and `line` of `LoaderStates`; the state of a main thread outside its loader is null.
-    """
-
-    mains: pl.DataFrame
-    others: pl.DataFrame
+# ---- at the same moments: weights are ns -----------------------------------------------------------------------------
 
 
-class Parts(NamedTuple):
-    """`weights`: process, state, line (-1 for none), weight; `loops`: process, weight of its whole loop."""
-
-    weights: pl.DataFrame
-    loops: pl.DataFrame
-
-
-def threads(mains: pl.DataFrame, rows: pl.DataFrame, by_path: LoaderStates) -> Threads:
-    """`mains` are in the loop; of `rows`, those of other threads in the same segments count."""
-    is_main = pl.col("main_thread").fill_null(False)
-    beside = rows.filter(
-        pl.col("node").is_not_null() & ((pl.col("role") == "loader_worker") | ((pl.col("role") == "rank") & ~is_main))
-    ).join(mains.select(SEGMENT).unique(), on=SEGMENT, how="semi")
-    works = pl.Series((beside["role"] == "loader_worker") & beside["main_thread"].fill_null(False))
-    nodes = rows_of(beside["node"])
-    state = np.where(works.to_numpy(), at(by_path.worker, nodes, 0), at(by_path.helper, nodes, 0))
-    mains = mains.with_columns(
-        state=pl.Series(at(by_path.main, rows_of(mains["node"]), 0)),
-        line=pl.Series(at(by_path.line, rows_of(mains["node"]), -1)),
-    ).with_columns(state=pl.when(pl.col("phase") == DATA_WAIT).then("state"))
-    return Threads(
-        mains, beside.with_columns(state=pl.Series(state), line=pl.Series(at(by_path.line, nodes, -1)), works=works)
-    )
-
-
-def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
-    """From rows of `stretches`; weights are ns."""
-    weights = [pl.DataFrame(schema=_SCHEMA)]
-    loops: list[tuple[str, float]] = []
-    others = found.others.partition_by("process", as_dict=True)
-    for (process,), mains in found.mains.partition_by("process", as_dict=True, maintain_order=True).items():
-        inside = _times(mains)
-        scope = loop.times.get(process, EMPTY) if loop.inside is None else inside
-        loops.append((process, float(total(intersect(inside, scope)))))
-        weights += _parts(process, mains, others.get((process,), found.others.clear()), scope)
-    loops_of = pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row")
-    return Parts(_summed(pl.concat(weights)), loops_of)
+def _at_the_same_time(context: Context, loop: SampledLoop, by_path: LoaderStates) -> pl.DataFrame:
+    """(process, state, line, weight), where times of samples are known, and a moment of waiting lies in a wait that
+    lasts longer than the time between samples, on average."""
+    stretches = context.tables.stretches
+    wait = pl.col("data_wait_ns").cast(pl.Float64)
+    lengths = loop.steady.group_by("process").agg(length=(wait**2).sum() / wait.sum())
+    short = lengths.filter(pl.col("length") < sample_gap_ns(context.tables))["process"].to_list()
+    is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False)
+    is_main &= pl.col("process").is_not_null() & ~pl.col("process").is_in(short)
+    mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
+    found = [pl.DataFrame(schema=_SCHEMA)]
+    for own in _threads(mains, stretches, by_path).partition_by("process", maintain_order=True):
+        inside = _times(own.filter(pl.col("who") == MAIN))
+        scope = loop.times.get(str(own["process"][0]), EMPTY) if loop.inside is None else inside
+        found += _moments(own, scope, inside)
+    return pl.concat(found)
 
 
 def _times(rows: pl.DataFrame) -> Intervals:
     return union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
 
-def _parts(process: str, mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Iterator[pl.DataFrame]:
-    """The ns of one process by state and line."""
+def _moments(threads: pl.DataFrame, scope: Intervals, inside: Intervals) -> Iterator[pl.DataFrame]:
+    """The ns of one process by state and line; `inside`: when its main thread was sampled in the loop."""
+    process = threads["process"][0]
 
     def by_line(rows: pl.DataFrame, ns: Floats | Int64) -> pl.DataFrame:
         return rows.select("process", "state", "line", weight=pl.Series(ns, dtype=pl.Float64))
@@ -227,12 +205,14 @@ def _parts(process: str, mains: pl.DataFrame, beside: pl.DataFrame, scope: Inter
     def whole(state: int, times: Intervals) -> pl.DataFrame:
         return pl.DataFrame([(process, state, -1, float(total(times)))], schema=_SCHEMA, orient="row")
 
+    yield whole(LOOP, intersect(inside, scope))
+    mains, beside = threads.filter(pl.col("who") == MAIN), threads.filter(pl.col("who") != MAIN)
     own = mains.filter(pl.col("state") != WAITS)
     yield by_line(own, covered(scope, own["start_ns"].to_numpy(), own["end_ns"].to_numpy()))
     rest = intersect(_times(mains.filter(pl.col("state") == WAITS)), scope)
     # what the others did meanwhile, the first of these that holds
     for state in (PINNING, TRANSFER, BUSY, START, IDLE):
-        own = beside.filter("works") if state == IDLE else beside.filter(pl.col("state") == state)
+        own = beside.filter(pl.col("who") == WORKER if state == IDLE else pl.col("state") == state)
         if state == BUSY:
             yield by_line(own, _shared(own["start_ns"].to_numpy(), own["end_ns"].to_numpy(), rest))
         else:
@@ -257,26 +237,44 @@ def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:
     return found
 
 
-def _summed(weights: pl.DataFrame) -> pl.DataFrame:
-    keys = ["process", "state", "line"]
-    return weights.group_by(keys).agg(pl.col("weight").sum()).filter(pl.col("weight") > 0).sort(keys)
+# ---- in the same period: weights are samples of the main thread ------------------------------------------------------
 
 
-def in_the_same_period(found: Threads) -> Parts:
-    """From rows of `stacks`; weights are samples of the main thread.
+def _in_the_same_period(threads: pl.DataFrame) -> pl.DataFrame:
+    """(process, state, line, weight).
 
     Threads count as independent of each other: n of them, each in a state a share s of the time, leave (1 - s)^n of it
     to others; n is how many there were at a time, by their samples against those of the main thread's loop. Workers
     have nothing to do when the main process has enough batches, so their idleness counts as such time first, and in the
     wait only as far as there is more of it.
     """
+
+    def ratio(part: str, whole: str) -> pl.Expr:
+        return pl.when(pl.col(whole) > 0).then((pl.col(part) / pl.col(whole)).clip(upper_bound=1.0)).otherwise(0.0)
+
+    def any_of(active: str, of: str) -> pl.Expr:
+        """The probability that at least one of such threads is active."""
+        return 1 - (1 - ratio(active, of)) ** (pl.col(of) / pl.col("loop"))
+
+    samples, who, state = pl.col("samples"), pl.col("who"), pl.col("state")
+    sums = {
+        "loop": who == MAIN,
+        "waits": (who == MAIN) & (state == WAITS),
+        "all": who == WORKER,
+        "busy": (who == WORKER) & (state == BUSY),
+        "start": (who == WORKER) & (state == START),
+        "helpers": who == HELPER,
+        "pins": (who == HELPER) & (state == PINNING),
+        "moves": (who != MAIN) & (state == TRANSFER),
+    }
+    groups = threads.group_by(SEGMENT).agg(samples.filter(holds).sum().alias(name) for name, holds in sums.items())
     count = (pl.col("all") / pl.col("loop")).clip(lower_bound=1.0)
-    groups = _sums(found).with_columns(
-        pinning=pl.col("waits") * _any("pins", "helpers"),
-        no_busy=(1 - _ratio("busy", "all")) ** count,
-        neither=(1 - _ratio("busy", "all") - _ratio("start", "all")).clip(lower_bound=0.0) ** count,
+    groups = groups.with_columns(
+        pinning=pl.col("waits") * any_of("pins", "helpers"),
+        no_busy=(1 - ratio("busy", "all")) ** count,
+        neither=(1 - ratio("busy", "all") - ratio("start", "all")).clip(lower_bound=0.0) ** count,
     )
-    groups = groups.with_columns(transfer=(pl.col("waits") - pl.col("pinning")) * _any("moves", "helpers"))
+    groups = groups.with_columns(transfer=(pl.col("waits") - pl.col("pinning")) * any_of("moves", "helpers"))
     some, sometimes = pl.col("all") > 0, pl.col("neither") < 1
     rest = pl.col("waits") - pl.col("pinning") - pl.col("transfer")
     surplus = pl.col("loop") * pl.col("neither") - (pl.col("loop") - pl.col("waits"))
@@ -289,45 +287,28 @@ def in_the_same_period(found: Threads) -> Parts:
         starting=pl.when(sometimes).then(at_work * (1 - working)).otherwise(0.0),
         unknown=pl.when(some).then(0.0).otherwise(pl.col("rest")),
     )
-    own = found.mains.filter(pl.col("state") != WAITS)
-    busy = found.others.filter((pl.col("state") == BUSY) & pl.col("works")).join(groups, on=SEGMENT)
-    columns = {"pinning": PINNING, "transfer": TRANSFER, "starting": START, "idle": IDLE, "unknown": NOTHING}
+    own = threads.filter((who == MAIN) & (state != WAITS))
+    busy = threads.filter(sums["busy"]).join(groups, on=SEGMENT)
+    columns = {
+        "pinning": PINNING,
+        "transfer": TRANSFER,
+        "starting": START,
+        "idle": IDLE,
+        "unknown": NOTHING,
+        "loop": LOOP,
+    }
     weights = [
-        own.select("process", "state", "line", weight=pl.col("samples").cast(pl.Float64)),
-        busy.select("process", "state", "line", weight=pl.col("worker") * pl.col("samples") / pl.col("busy")),
+        own.select("process", "state", "line", weight=samples.cast(pl.Float64)),
+        busy.select("process", "state", "line", weight=pl.col("worker") * samples / pl.col("busy")),
         *(
             groups.select("process", state=pl.lit(state, pl.Int8), line=pl.lit(-1, pl.Int32), weight=name)
             for name, state in columns.items()
         ),
     ]
-    loops = found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64))
-    return Parts(_summed(pl.concat(weights)), loops)
+    return pl.concat([frame.cast({"weight": pl.Float64}) for frame in weights])
 
 
-def _sums(found: Threads) -> pl.DataFrame:
-    """Samples by segment of a process: of its loop, of its waits, and of the others by state."""
-    samples, state, works = pl.col("samples"), pl.col("state"), pl.col("works")
-    groups = found.mains.group_by(SEGMENT).agg(loop=samples.sum(), waits=samples.filter(state == WAITS).sum())
-    others = found.others.group_by(SEGMENT).agg(
-        all=samples.filter(works).sum(),
-        busy=samples.filter((state == BUSY) & works).sum(),
-        start=samples.filter((state == START) & works).sum(),
-        helpers=samples.filter(~works).sum(),
-        pins=samples.filter((state == PINNING) & ~works).sum(),
-        moves=samples.filter(state == TRANSFER).sum(),
-    )
-    return groups.join(others, on=SEGMENT, how="left").with_columns(
-        pl.col("all", "busy", "start", "helpers", "pins", "moves").fill_null(0)
-    )
-
-
-def _ratio(part: str, whole: str) -> pl.Expr:
-    return pl.when(pl.col(whole) > 0).then((pl.col(part) / pl.col(whole)).clip(upper_bound=1.0)).otherwise(0.0)
-
-
-def _any(active: str, of: str) -> pl.Expr:
-    """The probability that at least one of such threads is active."""
-    return 1 - (1 - _ratio(active, of)) ** (pl.col(of) / pl.col("loop"))
+# ---- what a thread does, by its stack --------------------------------------------------------------------------------
 
 
 States = npt.NDArray[np.int8]

@@ -8,7 +8,6 @@ agent never reported.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -217,7 +216,12 @@ def others(readings: pl.DataFrame, own_cores: float) -> float | None:
 
 
 _TRAINING_ROLES = ("rank", "root", "other")  # launchers, workers and helpers need no agent of their own
-_ISOLATED = re.compile(r"(^|\s)-[a-zA-Z]*[IES][a-zA-Z]*(\s|$)")
+_ISOLATED = re.compile(r"[^ ]* (?:-[^ ]* )*?(-[a-zA-Z]*[IES][a-zA-Z]*)(?: |$)")  # a flag before the script
+_ISOLATING = "Python ran with {} and ignores PYTHONPATH: drop the flag, or use stepscope.profile() in it"
+_UNREACHED = (
+    "the agent never started in it: keep PYTHONPATH and STEPSCOPE_RECORD in its environment (a cleaned one, a "
+    "container or a script that overwrites PYTHONPATH loses them), or use stepscope.profile() in the script"
+)
 
 
 def processes(tables: Tables) -> tuple[ProcessFacts, ...]:
@@ -226,20 +230,11 @@ def processes(tables: Tables) -> tuple[ProcessFacts, ...]:
     for row in tables.processes.sort("start_ns", "pid").iter_rows(named=True):
         role, command = row["role"] or "other", row["command"] or ""
         silent = bool(row["torch"]) and not row["reported"] and role in _TRAINING_ROLES
-        remedy = None
-        if silent:
-            flags = itertools.takewhile(lambda argument: argument.startswith("-"), command.split(" ")[1:])
-            isolating = next((flag for flag in flags if _ISOLATED.search(flag)), None)
-            remedy = _UNREACHED if isolating is None else _ISOLATING.format(isolating)
-        found.append(ProcessFacts(row["pid"] if row["pid"] is not None else -1, role, command, not silent, remedy))
+        isolating = _ISOLATED.match(command)
+        remedy = _ISOLATING.format(isolating[1]) if isolating is not None else _UNREACHED
+        pid = row["pid"] if row["pid"] is not None else -1
+        found.append(ProcessFacts(pid, role, command, not silent, remedy if silent else None))
     return tuple(found)
-
-
-_ISOLATING = "Python ran with {} and ignores PYTHONPATH: drop the flag, or use stepscope.profile() in it"
-_UNREACHED = (
-    "the agent never started in it: keep PYTHONPATH and STEPSCOPE_RECORD in its environment (a cleaned one, a "
-    "container or a script that overwrites PYTHONPATH loses them), or use stepscope.profile() in the script"
-)
 
 
 # From the call that starts a process to its first instruction, and back by a tick of the kernel's clock.
@@ -261,8 +256,12 @@ def children(
     groups: dict[tuple[str, Place | None, str | None], list[float]] = defaultdict(list)
     for row, event in _starts(tables):
         cores = used.get((row["host"], row["pid"]), 0.0)
+        command, how = row["command"] or "?", (event or {}).get("how")
+        if event is not None and how == "multiprocessing.Process" and event.get("pid") == row["pid"]:
+            # a copy of the training process has its command line: what it was made to run says more
+            command = f"Process({event.get('command')})"
         if cores > 0:
-            groups[_named(row, event)].append(cores)
+            groups[command, place_of(event), None if how is None else str(how)].append(cores)
     found = [Child(command, how, place, len(cores), sum(cores)) for (command, place, how), cores in groups.items()]
     found.sort(key=lambda child: (-child.cores, child.command))
     total = sum(child.cores for child in found)
@@ -311,14 +310,3 @@ def _starts(tables: Tables) -> Iterator[tuple[dict[str, Any], dict[str, Any] | N
                 near = [(abs(ns), data) for ns, data in since if -_BEFORE_NS <= ns <= _AFTER_NS]
                 found = min(near, key=lambda pair: pair[0], default=(0, None))[1]
         yield row, found
-
-
-def _named(row: dict[str, Any], event: dict[str, Any] | None) -> tuple[str, Place | None, str | None]:
-    """(command, place, how). A copy of the training process has its command line: what it was made to run says more."""
-    command = row["command"] or "?"
-    if event is None:
-        return command, None, None
-    how = event.get("how")
-    if how == "multiprocessing.Process" and event.get("pid") == row["pid"]:
-        command = f"Process({event.get('command')})"
-    return command, place_of(event), str(how) if how is not None else None

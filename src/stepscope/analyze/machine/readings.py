@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -19,7 +20,7 @@ SHORT_STEPS = 40  # between the first reading and the last
 def training_readings(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame | None:
     """Readings between the first and the last steady training step; None with too few of them."""
     steady = labelled.steady().filter(pl.col("start_ns").is_not_null())
-    inside = _during(_known(tables), steady)
+    inside = _during(tables, steady)
     count = inside["time_ns"].n_unique()
     if steady.is_empty() or count < FEW_READINGS:
         return None
@@ -27,13 +28,10 @@ def training_readings(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame |
     return inside if count >= MIN_READINGS or steps >= SHORT_STEPS else None
 
 
-def _known(tables: Tables) -> pl.DataFrame:
-    return tables.system.drop_nulls(["value", "time_ns"])
-
-
-def _during(readings: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _during(tables: Tables, steps: pl.DataFrame) -> pl.DataFrame:
     """Readings between the start of the first step and the end of the last."""
     first, last = steps["start_ns"].min(), (steps["start_ns"] + steps["wall_ns"]).max()
+    readings = tables.system.drop_nulls(["value", "time_ns"])
     return readings.filter(pl.col("time_ns").is_between(first, last))
 
 
@@ -48,6 +46,12 @@ def of(readings: pl.DataFrame, metric: str, pids: list[int] | None = None) -> pl
 def manifest_objects(tables: Tables, name: str) -> list[dict[str, Any]]:
     """What the manifests of the hosts hold under a name; those that hold nothing there are left out."""
     return [found for manifest in tables.manifests if isinstance(found := manifest.get(name), dict)]
+
+
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a manifest holds under a name, where that is an object; else nothing."""
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def rank_pids(tables: Tables) -> list[int]:
@@ -91,10 +95,8 @@ def seconds(readings: pl.DataFrame) -> float:
     return float(readings["time_ns"].to_numpy().max() - readings["time_ns"].to_numpy().min()) / 1e9
 
 
-_COUNTERS = {  # metric -> (key, divisor): reported as growth over the training time
-    "cgroup_throttled_ns": ("cgroup_throttled_s", 1e9),
-    "cgroup_oom_events": ("cgroup_oom_events", 1.0),
-}
+# metric -> (key, divisor): reported as growth over the training time
+_COUNTERS = {"cgroup_throttled_ns": ("cgroup_throttled_s", 1e9), "cgroup_oom_events": ("cgroup_oom_events", 1.0)}
 _RATES = {  # metric of the training process -> key: growth per second
     "involuntary_switches": "rank_involuntary_switches_per_s",
     "voluntary_switches": "rank_voluntary_switches_per_s",
@@ -118,10 +120,9 @@ def telemetry_summary(tables: Tables, labelled: LabelledSteps) -> dict[str, Any]
 
     Of the time between the first steady step's start and the last one's end; of all time if no reading lies there.
     """
-    readings = _known(tables)
     steady = labelled.frame.filter((pl.col("reason") == STEADY) & pl.col("start_ns").is_not_null())
-    inside = _during(readings, steady)
-    readings = inside if inside.height else readings
+    inside = _during(tables, steady)
+    readings = inside if inside.height else tables.system.drop_nulls(["value", "time_ns"])
 
     def values(metric: str, pids: list[int] | None = None) -> list[float]:
         return of(readings, metric, pids)["value"].to_list()

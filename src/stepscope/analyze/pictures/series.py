@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analyze.machine import energy_meters
+from stepscope.analyze.machine import energy
 from stepscope.engine.journal import json_object
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES
@@ -179,7 +179,7 @@ LEVELS = (
     *("psi_cpu_some_pct", "psi_io_some_pct", "psi_memory_some_pct"),
     *("gpu_util_pct", "gpu_memory_bytes", "gpu_temperature_c", "gpu_power_w", "gpu_power_limit_w"),
     *("gpu_sm_clock_mhz", "gpu_sm_clock_max_mhz"),
-    *energy_meters.TELEMETRY,
+    *energy.TELEMETRY,
 )
 RATES = {  # counter -> (name of its growth per second, divisor)
     "read_bytes": ("read_bytes_per_s", 1.0),
@@ -238,7 +238,7 @@ def by_subject(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     number used again) is left out.
     """
     wanted = readings.filter(pl.col("metric").is_in([*LEVELS, *RATES]))
-    counted = energy_meters.as_telemetry(tables)
+    counted = energy.as_telemetry(tables)
     if counted is not None:
         wanted = pl.concat([wanted, counted.filter(pl.col("time_ns").is_in(readings["time_ns"].unique().implode()))])
     workers = tables.processes.filter(pl.col("role") == "loader_worker").select("host", "pid").drop_nulls()

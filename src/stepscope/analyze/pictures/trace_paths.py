@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
-from stepscope.engine.slice_names import MAX_FRAMES, MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span, texts
+from stepscope.engine.user_code import MAX_FRAMES, MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases

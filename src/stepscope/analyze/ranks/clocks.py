@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.engine.clock_pieces import Piece
-from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, estimate
+from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, Piece, estimate
 from stepscope.engine.collective_names import UNKNOWN
 from stepscope.model.ranks import HostClock
-from stepscope.tables.arrays import Floats, Int64
+from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
 MAX_STEPS = 100  # of a window whose clocks are straight lines between their steps
@@ -21,27 +19,13 @@ _PAIR = ("send", "recv")
 _CALL = ("step", "group", "matched", "sequence")
 
 
-class RunClocks(Struct, frozen=True):
-    """Clocks of all hosts. `table`: by window and host, what a report says of them."""
-
-    clocks: Clocks
-    table: tuple[HostClock, ...]
-
-    def ahead(self, host: str, times_ns: Int64) -> tuple[Floats, Floats]:
-        """What a host's clock is ahead of the reference's at times on its own, and the bound of that, ns; NaN: unknown.
-
-        So `times_ns - ahead` are moments on the reference's clock, each known within the bound.
-        """
-        return self.clocks.ahead(self.clocks.hosts.index(host), times_ns)
-
-
-def clocks(reduced: Reduced) -> RunClocks:
-    """Empty where no window recorded a collective."""
+def clocks(reduced: Reduced) -> tuple[Clocks, tuple[HostClock, ...]]:
+    """Of all hosts, and by window and host what a report says of them; empty where no window recorded a collective."""
     # the first host by rank is the reference where others serve as well
     hosts = tuple(sorted({host.host for host in reduced.hosts}))
     calls = _calls(reduced)
     if calls.is_empty():
-        return RunClocks(Clocks(hosts, {}, ()), ())
+        return Clocks(hosts, {}, ()), ()
     windows = _windows(np.unique(calls["step"].to_numpy()).astype(np.int64))
     step = calls["step"].cast(pl.Int64).to_numpy()
     numbers = np.array(sorted(windows), np.int64)
@@ -64,7 +48,7 @@ def clocks(reduced: Reduced) -> RunClocks:
         kinds=tuple(name_of[code] for code in codes.tolist()),
     )
     found = estimate(members, hosts)
-    return RunClocks(found, tuple(_table(reduced, found, windows)))
+    return found, tuple(_table(reduced, found, windows))
 
 
 def _calls(reduced: Reduced) -> pl.DataFrame:
@@ -124,48 +108,33 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
     for piece in found.pieces:
         of.setdefault((piece.window, piece.host), []).append(piece)
     middles = _middles(reduced, windows, found.hosts)
-    set_by, seen = _set(reduced), dict[str, int]()
-    rows = []
+    events = reduced.scan("events").filter(
+        (pl.col("kind") == "clock") & pl.col("rank").is_null() & pl.col("start_us").is_not_null()
+    )
+    was_set: dict[str, list[tuple[int, str]]] = {}  # when hosts recorded that their clocks were set, ns
+    for name, start_us, text in events.select("host", "start_us", "text").sort("host", "start_us").collect().rows():
+        was_set.setdefault(name, []).append((start_us * 1000, f"recorded on it: {text or 'the clock was set'}"))
+    nothing = "no collective with other hosts was recorded on it in this window"
+    seen, rows = dict[str, int](), []
     for window in sorted(windows):
         for host, name in enumerate(found.hosts):
             pieces = of.get((window, host), [])
             if not pieces:
-                rows.append(
-                    HostClock(
-                        name,
-                        window,
-                        None,
-                        None,
-                        None,
-                        0,
-                        "no collective with other hosts was recorded on it in this window",
-                    )
-                )
+                rows.append(HostClock(name, window, None, None, None, 0, nothing))
                 continue
             middle = middles.get((window, host), (pieces[0].start_ns + pieces[-1].end_ns) // 2)
-            # the piece that holds in the middle, or comes nearest
-            piece = min(pieces, key=lambda piece: max(piece.start_ns - middle, middle - piece.end_ns, 0))
-            row = _row(name, piece, middle, pieces, found.hosts[found.reference[window]])
+            row = _row(name, pieces, middle, found.hosts[found.reference[window]])
             recorded = [
-                text for at_ns, text in set_by.get(name, ()) if seen.get(name, at_ns) <= at_ns <= pieces[-1].end_ns
+                text for at_ns, text in was_set.get(name, ()) if seen.get(name, at_ns) <= at_ns <= pieces[-1].end_ns
             ]
             seen[name] = pieces[-1].end_ns
             rows.append(replace(row, reason="; ".join(filter(None, [row.reason, *recorded[:MOST_SET]]))))
     return rows
 
 
-def _set(reduced: Reduced) -> dict[str, list[tuple[int, str]]]:
-    """When hosts recorded that their clocks were set, ns, and the words of that, by host."""
-    rows = reduced.scan("events").filter(
-        (pl.col("kind") == "clock") & pl.col("rank").is_null() & pl.col("start_us").is_not_null()
-    )
-    found: dict[str, list[tuple[int, str]]] = {}
-    for host, start_us, text in rows.select("host", "start_us", "text").sort("host", "start_us").collect().rows():
-        found.setdefault(host, []).append((start_us * 1000, f"recorded on it: {text or 'the clock was set'}"))
-    return found
-
-
-def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: str) -> HostClock:
+def _row(name: str, pieces: list[Piece], middle: int, reference: str) -> HostClock:
+    # the piece that holds in the middle, or comes nearest
+    piece = min(pieces, key=lambda piece: max(piece.start_ns - middle, middle - piece.end_ns, 0))
     reasons = list(dict.fromkeys(one.reason for one in pieces if one.reason))
     calls = sum(one.calls for one in pieces)
     if piece.offset_ns is None or piece.bound_ns is None:
@@ -177,11 +146,8 @@ def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: s
         span = f"{(offset_us - bound_us) / 1e3:+.3g} to {(offset_us + bound_us) / 1e3:+.3g} ms ahead"
         return HostClock(name, piece.window, None, None, None, calls, "; ".join([*reasons, span]))
     if name == reference:
-        own = (
-            ""
-            if piece.residual_ns is None
-            else f", the ends of whose ranks deviate by {piece.residual_ns / 1e3:.3g} us"
-        )
+        residual = piece.residual_ns
+        own = "" if residual is None else f", the ends of whose ranks deviate by {residual / 1e3:.3g} us"
         reasons.insert(0, f"the reference{own}")
     rate = piece.rate_ppm if piece.rate_bound_ppm <= RATE_BOUND_PPM else None
     return HostClock(name, piece.window, offset_us, rate, bound_us, calls, "; ".join(reasons))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_time import SampledLoop
@@ -180,15 +181,6 @@ class _Shares(Struct, frozen=True):
         return f"{100 * share:.0f} %" if self.step_ms is None else f"{share * self.step_ms[rank]:.3g} ms"
 
 
-class _Straggler(Struct, frozen=True):
-    """Positions: of the rank, of its line and of the line of the wait (keys; None where none stands out)."""
-
-    rank: int
-    line: int | None
-    wait: int
-    waiters: list[int]
-
-
 def rank_lines(
     context: Context, loop: SampledLoop | None, users: UserPaths, idle: bool | None
 ) -> tuple[RankLines | None, str]:
@@ -207,30 +199,30 @@ def rank_lines(
         reason = f"fewer than two ranks have {MIN_SAMPLES} samples in their loop"
         return None, reason if several else "one rank alone was sampled"
     shares = _shares(context, loop.rows.join(enough, on="rank", how="semi"), users, per_sample)
-    together = bool(at(users.passes(_exchanges), rows_of(loop.rows["node"]), False).any())
-    found = _straggler(shares) if together and idle is not False else None
+    exchanges = users.passes(lambda frame: any(f"/{part}" in f"/{frame.file}" for part in _EXCHANGES))
+    together = bool(at(exchanges, rows_of(loop.rows["node"]), False).any())
     lines = _lines(shares)
-    if found is not None:
-        verdict = _verdict(found, shares)
-    elif idle is False:
-        verdict = "waiting was not sampled, so none can be said to wait for another"
-    elif not together:
-        verdict = "nothing in the samples shows that the ranks exchange gradients, so none waits for another"
-    elif lines:
-        verdict = "the ranks differ, but none of them keeps the others waiting"
-    else:
-        verdict = "no line tells the ranks apart"
-    return RankLines(
+    found = RankLines(
         unit=SHARES if shares.step_ms is None else MS,
         ranks=shares.ranks,
         lines=lines,
-        straggler=None if found is None else shares.ranks[found.rank],
-        straggler_place=None if found is None else shares.place(found.line),
-        waiters=() if found is None else tuple(shares.ranks[rank] for rank in found.waiters),
-        waiter_place=None if found is None else shares.place(found.wait),
-        verdict=verdict,
+        straggler=None,
+        straggler_place=None,
+        waiters=(),
+        waiter_place=None,
+        verdict="no line tells the ranks apart",
         source=f"sampled stacks of main threads, {loop.basis}",
-    ), ""
+    )
+    late = _straggler(found, shares) if together and idle is not False else None
+    if late is not None:
+        return late, ""
+    if idle is False:
+        return replace(found, verdict="waiting was not sampled, so none can be said to wait for another"), ""
+    if not together:
+        text = "nothing in the samples shows that the ranks exchange gradients, so none waits for another"
+        return replace(found, verdict=text), ""
+    text = "the ranks differ, but none of them keeps the others waiting"
+    return (replace(found, verdict=text) if lines else found), ""
 
 
 def _shares(context: Context, rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
@@ -265,8 +257,8 @@ def _shares(context: Context, rows: pl.DataFrame, users: UserPaths, per_sample: 
     return _Shares(ranks, np.maximum(samples // per_sample, 1), keys, count / samples[:, None], step_ms, users)
 
 
-def _straggler(shares: _Shares) -> _Straggler | None:
-    """The rank that waits least for the others, where that is notably less than they wait."""
+def _straggler(facts: RankLines, shares: _Shares) -> RankLines | None:
+    """With the rank that waits least for the others, where that is notably less than they wait."""
     waiting = shares.keys["waiting"].to_numpy()
     wait = shares.share[:, waiting].sum(axis=1)
     least = int(np.argmin(wait))
@@ -278,10 +270,29 @@ def _straggler(shares: _Shares) -> _Straggler | None:
         return None
     more = shares.share[least] - np.median(shares.share[others], axis=0)
     named = (shares.keys["line"] >= 0).to_numpy()
-    work, rest = np.where(named & ~waiting, more, -np.inf), np.where(named & waiting, -more, -np.inf)
-    line = int(np.argmax(work))
+    line = int(np.argmax(np.where(named & ~waiting, more, -np.inf)))
+    rest = int(np.argmax(np.where(named & waiting, -more, -np.inf)))
+    own = shares.place(line if named[line] and not waiting[line] and more[line] >= MIN_PART * ahead else None)
+    place = shares.place(rest)
     waiters = np.flatnonzero(others & (wait - wait[least] >= ahead / 2)).tolist()
-    return _Straggler(least, line if work[line] >= MIN_PART * ahead else None, int(np.argmax(rest)), waiters)
+    rank, names = shares.ranks[least], [shares.ranks[waiter] for waiter in waiters]
+    of = "of its loop" if shares.step_ms is None else "a step"
+    text = f"rank {rank} works longer than the others, at no single line"
+    if own is not None:
+        text = f"rank {rank} spends {shares.amount(least, line)} {of} at {_short(own)}"
+    who = f"{len(names)} of {len(shares.ranks)} ranks wait"
+    if len(names) == 1:
+        who = f"rank {names[0]} waits"
+    elif len(names) <= NAMED_RANKS:
+        who = f"ranks {', '.join(map(str, names[:-1]))} and {names[-1]} wait"
+    elif len(names) == len(shares.ranks) - 1:
+        who = f"all {len(names)} others wait"
+    text += f"; {who} for it"
+    if place is not None:
+        longest = waiters[int(np.argmax(shares.share[waiters, rest]))]
+        mine = f"rank {rank} {shares.amount(least, rest)}"
+        text += f" at {_short(place)} in {shares.keys['phase'][rest]}: {shares.amount(longest, rest)} {of}, {mine}"
+    return replace(facts, straggler=rank, straggler_place=own, waiters=tuple(names), waiter_place=place, verdict=text)
 
 
 def _lines(shares: _Shares) -> tuple[RankLine, ...]:
@@ -301,28 +312,6 @@ def _lines(shares: _Shares) -> tuple[RankLine, ...]:
     return tuple(sorted(found, key=lambda line: (-line.spread, line.place.file, line.place.line or 0))[:MAX_LINES])
 
 
-def _verdict(found: _Straggler, shares: _Shares) -> str:
-    rank, waiters = shares.ranks[found.rank], [shares.ranks[waiter] for waiter in found.waiters]
-    of = "of its loop" if shares.step_ms is None else "a step"
-    line, wait = shares.place(found.line), shares.place(found.wait)
-    works = f"rank {rank} works longer than the others, at no single line"
-    if line is not None and found.line is not None:
-        works = f"rank {rank} spends {shares.amount(found.rank, found.line)} {of} at {_short(line)}"
-    who = f"{len(waiters)} of {len(shares.ranks)} ranks wait"
-    if len(waiters) == 1:
-        who = f"rank {waiters[0]} waits"
-    elif len(waiters) <= NAMED_RANKS:
-        who = f"ranks {', '.join(map(str, waiters[:-1]))} and {waiters[-1]} wait"
-    elif len(waiters) == len(shares.ranks) - 1:
-        who = f"all {len(waiters)} others wait"
-    if wait is None:
-        return f"{works}; {who} for it"
-    longest = found.waiters[int(np.argmax(shares.share[found.waiters, found.wait]))]
-    where = f"at {_short(wait)} in {shares.keys['phase'][found.wait]}"
-    mine = f"rank {rank} {shares.amount(found.rank, found.wait)}"
-    return f"{works}; {who} for it {where}: {shares.amount(longest, found.wait)} {of}, {mine}"
-
-
 def _short(place: Place) -> str:
     line = "" if place.line is None else f":{place.line}"
     return f"{posixpath.basename(place.file)}{line}"
@@ -331,10 +320,6 @@ def _short(place: Place) -> str:
 def _sigma(share: Floats | float, samples: Int64 | int, others: Int64 | int) -> Floats:
     """What chance makes of the difference of two shares."""
     return np.sqrt(np.maximum(share * (1.0 - share), 0.0) * (1.0 / np.asarray(samples) + 1.0 / np.asarray(others)))
-
-
-def _exchanges(frame: Frame) -> bool:
-    return any(f"/{part}" in f"/{frame.file}" for part in _EXCHANGES)
 
 
 def may_wait(leaf: Frame) -> bool:

@@ -54,12 +54,39 @@ class Layout(Struct, frozen=True):
         order = np.argsort(self.peers, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(self.peers[order])) + 1) if len(order) else []
 
-    def at(self, ranks: Int64) -> Int64:
+    def at(self, ranks: Sequence[int] | Int64) -> Int64:
         """Positions of ranks' numbers, -1 of those that are not there."""
+        wanted = np.asarray(ranks, np.int64)
         if not len(self.ranks):
-            return np.full(len(ranks), -1, np.int64)
-        row = np.minimum(np.searchsorted(self.ranks, ranks), len(self.ranks) - 1)
-        return np.where(self.ranks[row] == ranks, row, -1)
+            return np.full(len(wanted), -1, np.int64)
+        row = np.minimum(np.searchsorted(self.ranks, wanted), len(self.ranks) - 1)
+        return np.where(self.ranks[row] == wanted, row, -1)
+
+    def members(self, group: Group) -> Int64:
+        """Positions of those of a group that were recorded, ascending."""
+        members = self.at(sorted(set(group.ranks)))
+        return members[members >= 0]
+
+    @property
+    def workers(self) -> Int64:
+        """By position of a rank: replica * stages + stage, where places are known; each by itself where they are not.
+
+        A worker is a stage of a replica: the ranks of its tensor slots compute together.
+        """
+        if (self.dp < 0).any():
+            return np.arange(len(self.ranks))
+        replica = np.unique(self.dp, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return replica * max(self.stages, 1) + np.maximum(self.pp, 0)
+
+    def groups_of_slots(self) -> list[str]:
+        """Groups whose recorded members are tensor slots of one worker; of one member alone the group's name tells."""
+        workers, found = self.workers, []
+        for group in self.groups.values():
+            here = self.members(group)
+            sure = len(here) > 1 or len(set(group.ranks)) == 1 or axis_of(group.description) == "tp"
+            if sure and len(np.unique(workers[here])) == 1:
+                found.append(group.id)
+        return found
 
 
 def layout_of(reduced: Reduced) -> Layout:
@@ -68,17 +95,16 @@ def layout_of(reduced: Reduced) -> Layout:
     hosts = tuple(sorted({host.host for host in reduced.hosts}))
     host_of, number = reduced.host_of, {host: row for row, host in enumerate(hosts)}
     groups = {group.id: group for host in reduced.hosts for group in host.groups}
+    told = {axis: [getattr(known[rank], axis) for rank in ranks.tolist()] for axis in ("dp", "pp", "tp")}
     place = {
-        axis: np.array([_known(getattr(known[rank], axis)) for rank in ranks.tolist()], np.int64)
-        for axis in ("dp", "pp", "tp")
+        axis: np.array([-1 if value is None or not 0 <= value < 2**20 else value for value in values], np.int64)
+        for axis, values in told.items()
     }
     source = "recorded"
     if all((values < 0).any() for values in place.values()):
         place = _by_groups(ranks, list(groups.values()), reduced)
         source = "told by the groups' names and members"
-    for values in place.values():
-        if (values < 0).any():  # a part of the places tells no layout
-            values[:] = -1
+    _whole(place)
     dp, pp, tp = place["dp"], place["pp"], place["tp"]
     peers, peers_text = _peers(dp, pp, tp)
     sizes = {axis: len(np.unique(values)) for axis, values in place.items() if len(values) and values[0] >= 0}
@@ -93,8 +119,11 @@ def layout_of(reduced: Reduced) -> Layout:
     return Layout(ranks, hosts, host, dp, pp, tp, peers, text, peers_text, groups)
 
 
-def _known(value: int | None) -> int:
-    return -1 if value is None or not 0 <= value < 2**20 else value
+def _whole(place: dict[str, Int64]) -> None:
+    """A part of the places tells no layout."""
+    for values in place.values():
+        if (values < 0).any():
+            values[:] = -1
 
 
 def axis_of(description: str) -> str | None:
@@ -119,9 +148,7 @@ def _by_groups(ranks: Int64, groups: Sequence[Group], reduced: Reduced) -> dict[
             for position, rank in enumerate(sorted(set(group.ranks))):
                 if rank in row:
                     place[axis][row[rank]] = position
-    for values in place.values():
-        if (values >= 0).any() and not (values >= 0).all():
-            values[:] = -1
+    _whole(place)
     if (place["dp"] < 0).all() and ((place["pp"] >= 0).all() or (place["tp"] >= 0).all()):
         key = np.stack([place["pp"], place["tp"]], axis=1)
         _, kind = np.unique(key, axis=0, return_inverse=True)
@@ -137,11 +164,9 @@ def _peers(dp: Int64, pp: Int64, tp: Int64) -> tuple[Int64, str]:
         slot = slot.reshape(-1).astype(np.int64)
         sizes = np.bincount(slot)
         if np.median(sizes) >= 2:
-            stage = pp.max() > 0
-            place = "pipeline stage" if stage and tp.max() <= 0 else "tensor slot"
-            place = "pipeline stage and tensor slot" if stage and tp.max() > 0 else place
+            parts = [name for name, of in (("pipeline stage", pp), ("tensor slot", tp)) if of.max() > 0]
             others = int(np.median(sizes)) - 1
-            return slot, f"the same {place} in {others} other replica{'s' if others > 1 else ''}"
+            return slot, f"the same {' and '.join(parts)} in {others} other replica{'s' if others > 1 else ''}"
         if pp.max() > 0:
             alike = "the same pipeline stage" if np.bincount(pp).max() > 1 else "no other: each stage is there once"
             return pp.copy(), f"{alike}; there is no other replica"

@@ -24,10 +24,9 @@ Matrix = npt.NDArray[np.float32]  # steps x ranks
 
 PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
 _ASSUMED = ("backward", "optimizer", "other")  # where nobody knows in which phases ranks wait for each other
-_COMPUTED = ("forward", "backward", "optimizer")  # kinds of `work`
-_WAITS_INSIDE = ("forward", *_ASSUMED)
-_MAX_NS = 3_600_000_000_000  # an hour in one piece is damage
+MAX_NS = 3_600_000_000_000  # an hour in one piece of work or one call is damage
 _STEADY, _WINDOW = LABELS.index("steady"), LABELS.index("window")
+_COUNTS = pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0)
 
 
 class Steps(Struct, frozen=True):
@@ -35,9 +34,7 @@ class Steps(Struct, frozen=True):
 
     numbers: Int64
     start_us: Floats  # by step, of the first host that has it
-    ahead_us: dict[
-        str, float
-    ]  # by host: its clock before that of the first, as steps begin together but for their waits
+    ahead_us: dict[str, float]  # by host: its clock before the first one's, as steps begin together but for their waits
     windowed: Bools  # by step
     wall: Matrix
     own: Matrix  # the host's phases without exchange, together
@@ -45,16 +42,8 @@ class Steps(Struct, frozen=True):
     gc: Matrix | None  # inside the phases
     tokens: Matrix | None
     compute: Matrix | None  # rows: those of `windows`
-    by_slices: bool  # `compute` is of device slices; else of passes, which hold waits for tensor slots, or of the rest
     windows: Int64  # positions of steps of windows in which `compute` is known of some rank
-    exchange: tuple[str, ...]
-    exchange_source: str
-    all_steps: int  # that could have been judged
-
-    @property
-    def waits_inside(self) -> bool:
-        """Whether ranks wait for each other several times a step: then their work does not add up to its end."""
-        return "forward" in self.exchange
+    waits_inside: bool  # ranks wait for each other several times a step: then their work does not add up to its end
 
     def loader_alone(self, part: Int64) -> bool:
         """Whether what lies between the fetch and the forward pass of these ranks is known apart from the wait."""
@@ -67,145 +56,129 @@ class Steps(Struct, frozen=True):
 
 
 def own_steps(reduced: Reduced, layout: Layout) -> Steps:
-    numbers, all_steps = _numbers(reduced, len(layout.ranks))
-    exchange, source = _exchange(reduced, layout)
+    exchange = _exchange(reduced, layout)
     own = [phase for phase in PHASES if phase not in exchange]
     columns = {phase: f"{phase}_us" for phase in own} | {"gc": "gc_us", "compute": "compute_us", "tokens": "tokens"}
-    columns["collective"] = "collective_us"
-    shape = len(numbers), len(layout.ranks)
-    wall = np.full(shape, np.nan, np.float32)
-    start = np.full(len(numbers), np.nan)
+    hosts = [host for host in reduced.hosts if host.tables["steps"].rows]
+    numbers = _numbers(reduced, hosts, len(layout.ranks))
+    start, wall = np.full(len(numbers), np.nan), np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
+    made, told = _read(reduced, hosts, layout, numbers, {**columns, "collective": "collective_us"}, wall)
     ahead_us: dict[str, float] = {}
     windowed = np.zeros(len(numbers), np.int64)  # ranks of whose windows a step was, less those of whose it was not
-    hosts = [host for host in reduced.hosts if host.tables["steps"].rows] if len(numbers) else []
+    for host, (row, begun, in_window) in zip(hosts, told, strict=True):
+        known = begun.is_not_null().to_numpy()
+        told_us = begun.drop_nulls().to_numpy().astype(np.float64)
+        before = told_us - start[row[known]]
+        first = ~np.isfinite(before)  # no host told yet when these began
+        start[row[known][first]] = told_us[first]
+        ahead_us[host.host] = float(np.median(before[~first])) if not first.all() else 0.0
+        np.add.at(windowed, row, np.where(in_window, 1, -1))
+    if "compute" not in made:
+        made |= _of_passes(reduced, layout, numbers)
+    phases = {phase: made[phase] for phase in own if phase in made}
+    total = np.full_like(wall, np.nan)
+    for phase in phases.values():  # a rank without a loader has no wait for data: what is known of each is added
+        np.copyto(total, np.where(np.isfinite(total), total + np.nan_to_num(phase), phase))
+    if "gc" in made and layout.waits_inside and phases:
+        total += np.nan_to_num(made["gc"])  # it falls into the phases that are left out
+    np.minimum(total, wall, out=total)
+    if "compute" not in made and "collective" in made:  # what is neither spent in collectives nor by the host before
+        made["compute"] = np.maximum(wall - made["collective"] - np.nan_to_num(total), np.float32(0))
+    compute, windows = made.get("compute"), np.zeros(0, np.int64)
+    if compute is not None:
+        windows = np.flatnonzero(np.isfinite(compute).any(axis=1))
+        compute = compute[windows]
+    return Steps(
+        numbers, start, ahead_us, windowed > 0, wall, total, phases, made.get("gc"), made.get("tokens"), compute,
+        windows, "forward" in exchange,
+    )  # fmt: skip
+
+
+def _read(
+    reduced: Reduced, hosts: list[Index], layout: Layout, numbers: Int64, columns: dict[str, str], wall: Matrix
+) -> tuple[dict[str, Matrix], list[tuple[Int64, pl.Series, Bools]]]:
+    """Columns of the tables of steps as matrices, those that are known of any rank, `wall` filled in along with them.
+
+    And of each host the positions of its steps, when they began, and which are of windows.
+    """
     made: dict[str, Matrix] = {}
     new = Lock()
 
     def fill(host: Index) -> tuple[Int64, pl.Series, Bools]:
         """Ranks are columns, and no rank is of two hosts: no cell is written twice."""
-        frame, row, column = _cells(reduced, host, layout, numbers, [*columns.values()])
-        walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
+        frame = reduced.part("steps", host).filter(_COUNTS)
+        rows = frame.select("rank", "step", "start_us", "wall_us", "label", *columns.values()).collect()
+        kept, row, column = cells(rows, numbers, layout)
+        rows = rows.filter(pl.Series(kept))
+        walls = rows["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
         wall[row, column] = walls
-        for name, source_column in columns.items():
-            values = frame[source_column]
+        for name, source in columns.items():
+            values = rows[source]
             if values.null_count() == len(values):
                 continue
             with new:
                 if name not in made:
-                    made[name] = np.full(shape, np.nan, np.float32)
-            cells = values.cast(pl.Float32).fill_null(np.nan).to_numpy()
+                    made[name] = np.full_like(wall, np.nan)
+            told = values.cast(pl.Float32).fill_null(np.nan).to_numpy()
             # a part of a step is no longer than it
-            made[name][row, column] = cells if name == "tokens" else np.minimum(cells / np.float32(1000), walls)
-        return row, frame["start_us"], frame["label"].to_numpy() == _WINDOW
+            made[name][row, column] = told if name == "tokens" else np.minimum(told / np.float32(1000), walls)
+        return row, rows["start_us"], rows["label"].to_numpy() == _WINDOW
 
-    for host, (row, begun, in_window) in zip(hosts, side_by_side(fill, hosts), strict=True):
-        ahead_us[host.host] = _begun(start, row, begun)
-        windowed += np.bincount(row[in_window], minlength=len(windowed)) - np.bincount(
-            row[~in_window], minlength=len(windowed)
-        )
-    compute, collective = made.pop("compute", None), made.pop("collective", None)
-    by_slices = compute is not None
-    compute = _worked(reduced, layout, numbers) if compute is None else compute
-    gc, tokens = made.pop("gc", None), made.pop("tokens", None)
-    phases = {phase: made[phase] for phase in own if phase in made}
-    total = np.full(shape, np.nan, np.float32)
-    for phase in phases.values():  # a rank without a loader has no wait for data: what is known of each is added
-        np.copyto(total, np.where(np.isfinite(total), total + np.nan_to_num(phase), phase))
-    if gc is not None and layout.waits_inside and phases:
-        total += np.nan_to_num(gc)  # it falls into the phases that are left out
-    np.minimum(total, wall, out=total)
-    if compute is None and collective is not None:  # what is neither spent in collectives nor by the host before
-        compute = np.maximum(wall - collective - np.nan_to_num(total), np.float32(0))
-    windows = np.zeros(0, np.int64)
-    if compute is not None:
-        windows = np.flatnonzero(np.isfinite(compute).any(axis=1))
-        compute = compute[windows]
-    return Steps(
-        numbers, start, ahead_us, windowed > 0, wall, total, phases, gc, tokens, compute, by_slices, windows, exchange,
-        source, all_steps,
-    )  # fmt: skip
+    return made, side_by_side(fill, hosts)
 
 
-def _begun(start: Floats, row: Int64, values: pl.Series) -> float:
-    """Fill in when steps began that no host told yet; returns how much later this one tells it of the others."""
-    known = values.is_not_null().to_numpy()
-    row, told = row[known], values.drop_nulls().to_numpy().astype(np.float64)
-    before = told - start[row]
-    new = ~np.isfinite(before)
-    start[row[new]] = told[new]
-    return float(np.median(before[~new])) if not new.all() else 0.0
-
-
-def _cells(
-    reduced: Reduced, host: Index, layout: Layout, numbers: Int64, columns: list[str]
-) -> tuple[pl.DataFrame, Int64, Int64]:
-    """A host's rows of steps that count, and the positions of their steps and ranks."""
-    frame = (
-        reduced.part("steps", host)
-        .filter(pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0))
-        .select("rank", "step", "start_us", "wall_us", "label", *columns)
-        .collect()
-    )
-    row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
-    column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
-    kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
-    return frame.filter(pl.Series(kept)), row[kept], column[kept]
-
-
-def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
-    """The steps to judge, and how many there are: all, or blocks over the whole run where there are too many."""
+def _numbers(reduced: Reduced, hosts: list[Index], ranks: int) -> Int64:
+    """The steps to judge: all, or blocks over the whole run where there are too many."""
 
     def counted(host: Index) -> Int64:
-        kept = pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0) & (pl.col("step") >= 0)
+        kept = _COUNTS & (pl.col("step") >= 0)
         steps = reduced.part("steps", host).filter(kept).select(pl.col("step").unique()).collect()["step"]
         return steps.to_numpy().astype(np.int64)
 
-    hosts = [host for host in reduced.hosts if host.tables["steps"].rows]
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *side_by_side(counted, hosts)]))
     most = max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS)
-    if len(numbers) > most:
-        every = -(-len(numbers) // most)
-        return numbers[(np.arange(len(numbers)) // STEPS_OF_BLOCK) % every == 0], len(numbers)
-    return numbers, len(numbers)
+    every = -(-len(numbers) // most)
+    kept: Int64 = numbers[(np.arange(len(numbers)) // STEPS_OF_BLOCK) % max(every, 1) == 0]
+    return kept
 
 
-def _worked(reduced: Reduced, layout: Layout, numbers: Int64) -> Matrix | None:
-    """What windows tell of passes and the optimizer, where no device slices were added up."""
-    found: Matrix | None = None
+def _of_passes(reduced: Reduced, layout: Layout, numbers: Int64) -> dict[str, Matrix]:
+    """What windows tell of passes and the optimizer as `compute`, where no device slices were added up."""
     spent = pl.col("end_ns") - pl.col("start_ns")
-    for host in reduced.hosts:
-        if not host.tables["work"].rows or not len(numbers):
-            continue
-        frame = (
-            reduced.part("work", host)
-            .filter(pl.col("kind").is_in(_COMPUTED) & spent.is_between(0, _MAX_NS))
-            .group_by("rank", "step")
-            .agg(ms=spent.sum() / 1e6)
-            .collect()
-        )
-        row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
-        column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
-        kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
-        if kept.any():
-            found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32) if found is None else found
-            found[row[kept], column[kept]] = frame["ms"].to_numpy()[kept]
-    return found
+    computed = pl.col("kind").is_in(["forward", "backward", "optimizer"]) & spent.is_between(0, MAX_NS)
+    work = reduced.scan("work").filter(computed).group_by("rank", "step").agg(ms=spent.sum() / 1e6).collect()
+    found = matrix(work, "ms", numbers, layout)
+    return {"compute": found} if np.isfinite(found).any() else {}
 
 
-def _exchange(reduced: Reduced, layout: Layout) -> tuple[tuple[str, ...], str]:
-    """The phases in which ranks wait for each other: as most of them say, and of a pipeline all with passes in them."""
+def _exchange(reduced: Reduced, layout: Layout) -> tuple[str, ...]:
+    """The phases in which ranks wait for each other, as most of them say.
+
+    Stages of a pipeline and tensor slots wait for each other inside all their passes; where nobody tells it, it is
+    taken that gradients are exchanged after the forward pass.
+    """
     if layout.waits_inside:
-        return _WAITS_INSIDE, "stages of a pipeline and tensor slots wait for each other inside their passes"
-    said = Counter(
-        (rank.exchange, rank.exchange_source)
-        for host in reduced.hosts
-        for rank in host.ranks
-        if rank.exchange is not None
-    )
-    if not said:
-        return _ASSUMED, "assumed: gradients are exchanged after the forward pass"
-    phases, source = said.most_common(1)[0][0]
-    return tuple(phase for phase in PHASES if phase in phases), source
+        return ("forward", *_ASSUMED)
+    said = Counter(rank.exchange for host in reduced.hosts for rank in host.ranks if rank.exchange is not None)
+    return said.most_common(1)[0][0] if said else _ASSUMED
+
+
+def cells(frame: pl.DataFrame, numbers: Int64, layout: Layout) -> tuple[Bools, Int64, Int64]:
+    """Which rows of a frame (`rank`, `step`) are of these steps and of recorded ranks, and their positions there."""
+    if not len(numbers):
+        return np.zeros(len(frame), np.bool_), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    step, column = frame["step"].to_numpy(), layout.at(frame["rank"].cast(pl.Int64).fill_null(-1).to_numpy())
+    row = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
+    kept = (numbers[row] == step) & (column >= 0)
+    return kept, row[kept], column[kept]
+
+
+def matrix(frame: pl.DataFrame, value: str, numbers: Int64, layout: Layout) -> Matrix:
+    """One column of a frame (`rank`, `step`) as steps x ranks; NaN where it has no row."""
+    found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
+    kept, row, column = cells(frame, numbers, layout)
+    found[row, column] = frame[value].to_numpy()[kept]
+    return found
 
 
 def middle(values: Matrix) -> Matrix:
@@ -225,32 +198,24 @@ def beyond(values: Matrix, layout: Layout, columns: Int64 | None = None) -> Matr
         columns: the ranks asked for, each beside 32 of its peers at most; all where it is left out.
     """
     groups = layout.peer_groups()
-    if columns is None:
-        if len(groups) == 1 and values.shape[1] != 2:
-            return values - middle(values)[:, None]
-        excess = np.empty_like(values)
-        for group in groups:
-            mine = values[:, group]
-            # of two each is beside the other: beside the shorter of both, noise alone would make both late
-            usual = mine[:, ::-1] if len(group) == 2 else middle(mine)[:, None]
-            excess[:, group] = mine - usual if len(group) > 1 else np.nan  # alone, nothing tells what is usual
-        return excess
-    found = np.empty((len(values), len(columns)), np.float32)
-    some = {int(layout.peers[group[0]]): group for group in groups}
-    middles: dict[int, Matrix] = {}
-    for position, column in enumerate(columns.tolist()):
-        peers = int(layout.peers[column])
-        group = some[peers]
-        if len(group) < 2:
-            found[:, position] = np.nan
+    if columns is None and len(groups) == 1 and values.shape[1] != 2:
+        return values - middle(values)[:, None]
+    wanted = np.arange(values.shape[1]) if columns is None else columns
+    place = np.full(values.shape[1], -1)
+    place[wanted] = np.arange(len(wanted))
+    excess = np.full((len(values), len(wanted)), np.nan, values.dtype)  # alone, nothing tells what is usual
+    for group in groups:
+        here = place[group]
+        here = here[here >= 0]
+        if len(group) < 2 or not len(here):
             continue
-        if len(group) == 2:
-            found[:, position] = values[:, column] - values[:, group[group != column][0]]
-            continue
-        if peers not in middles:
-            middles[peers] = middle(values[:, group[:: -(-len(group) // 33)]])
-        found[:, position] = values[:, column] - middles[peers]
-    return found
+        mine = wanted[here]
+        if len(group) == 2:  # beside the shorter of both, noise alone would make both late
+            usual = values[:, group.sum() - mine]
+        else:
+            usual = middle(values[:, group if columns is None else group[:: -(-len(group) // 33)]])[:, None]
+        excess[:, here] = values[:, mine] - usual
+    return excess
 
 
 def block_means(values: Matrix, blocks: int) -> Matrix:

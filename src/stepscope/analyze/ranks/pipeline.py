@@ -1,24 +1,164 @@
-"""Steps of pipelines played again from the work of their stages: what a step would last, were some of it otherwise.
+"""Pieces of work that windows recorded, in order, and steps of pipelines played again from them.
 
-A worker is a stage of a replica: the ranks of its tensor slots compute together, so its longest counts. Each works in
-the order that was recorded, whatever the schedule; a forward pass waits for the stage before it, a backward pass for
-the one behind, and all workers for each other once a step, when gradients are exchanged. Durations alone are used.
+What a step would last, were some of it otherwise: a worker is a stage of a replica; the ranks of its tensor slots
+compute together, so its longest counts. Each works in the order that was recorded, whatever the schedule; a forward
+pass waits for the stage before it, a backward pass for the one behind, and all workers for each other once a step, when
+gradients are exchanged. Durations alone are used.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
+from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
-from stepscope.analyze.ranks.own_work import Steps
-from stepscope.analyze.ranks.pieces import BEHIND, BEHIND_ALL, BEHIND_MESSAGE, CHUNKS, HOST, worker_of
+from stepscope.analyze.ranks.own_work import MAX_NS, Steps
 from stepscope.engine.collective_names import POINT_TO_POINT
-from stepscope.tables.arrays import Floats, Int64
-from stepscope.tables.reduced import Reduced
+from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.reduced import Index, Reduced
+from stepscope.workers import side_by_side
+
+# Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, idle before a call, of the
+# host behind the last call of a step, for which nobody waits before the next one, and idle between message and pass
+HOST, BEHIND, BEFORE_CALL, BEHIND_ALL, BEHIND_MESSAGE = 2, 3, 4, 7, 8
+_CHUNKS, _MICROBATCHES = 2**8, 2**16
+_CALL, _MESSAGE = 5, 6
+_KINDS = {"forward": 0, "backward": 1, "optimizer": BEHIND, "data": HOST, "gc": HOST, "other": HOST}
+_LASTED = pl.col("end_ns") - pl.col("start_ns")
+_IN_TIME = (pl.col("step") >= 0) & (_LASTED > 0) & (_LASTED < MAX_NS)
+_SOUND = pl.col("kind").is_in(list(_KINDS)) & _IN_TIME
+_SENT = pl.col("kind").is_in(list(POINT_TO_POINT))
+_NOTHING = np.iinfo(np.int64).min
+
+
+def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
+    """What each rank did itself in steps of windows; None where no work was recorded.
+
+    Columns: rank, step, kind, number (of passes of the step before it), code (which pass; -1 of others), ms, and the
+    rank's column, worker, stage and slot. Time before work in which neither work nor a call ran is the host's own,
+    where calls were recorded: who waits for others does so inside one. Before a call it may be that, too, or a wait in
+    another call that was not recorded.
+    """
+    hosts = [host for host in reduced.hosts if host.tables["work"].rows]
+    if not hosts:
+        return None
+    total = sum(host.tables["work"].rows for host in hosts)
+    steps = reduced.scan("work").filter(_SOUND).select(pl.col("step").unique().sort()).collect()["step"]
+    steps = steps.gather_every(-(-total // at.MAX_PLAYED))
+    places = pl.DataFrame(
+        {
+            "rank": layout.ranks.astype(np.int32),
+            "column": np.arange(len(layout.ranks), dtype=np.int32),
+            "worker": layout.workers.astype(np.int32),
+            "stage": layout.pp.astype(np.int32),
+            "slot": np.maximum(layout.tp, 0).astype(np.int32),
+        }
+    )
+    inside = layout.groups_of_slots() if layout.slots > 1 else []
+    of_host = partial(_of_host, reduced, steps=steps, inside=inside, messages=layout.stages > 1)
+    rows = pl.concat(side_by_side(of_host, hosts)).join(places, on="rank")
+    return None if rows.is_empty() else rows
+
+
+def _of_host(reduced: Reduced, host: Index, *, steps: pl.Series, inside: list[str], messages: bool) -> pl.DataFrame:
+    """`inside`: groups whose calls lie inside passes. `messages`: without some, nothing tells waits from idle time."""
+    kind = pl.col("kind")
+    chosen = pl.col("step").is_in(steps.implode())  # of a list Polars takes twenty times as long
+    work = (
+        reduced.part("work", host)
+        .filter(_SOUND & chosen)
+        .select(
+            "rank",
+            "step",
+            "start_ns",
+            "end_ns",
+            "microbatch",
+            kind.replace_strict(_KINDS, return_dtype=pl.Int8),
+            chunk=pl.col("chunk").fill_null(0).clip(0, _CHUNKS - 1),
+        )
+    )
+    calls = (
+        reduced.part("collectives", host)
+        .filter(_IN_TIME & chosen & ~pl.col("group").is_in(inside).fill_null(False))
+        .select("rank", "step", "start_ns", "end_ns", kind=pl.when(_SENT).then(_MESSAGE).otherwise(_CALL).cast(pl.Int8))
+    )
+    begins = (
+        reduced.part("steps", host)
+        .filter(chosen & pl.col("start_us").is_not_null())
+        .select("rank", "step", begin_ns=pl.col("start_us") * 1000)
+    )
+    columns = (
+        pl.concat([work, calls], how="diagonal")
+        .join(begins, on=["rank", "step"], how="left")
+        .sort("rank", "step", "start_ns", "end_ns", maintain_order=True)
+        .collect()
+    )
+    return _in_order(columns, messages=messages)
+
+
+def _in_order(columns: pl.DataFrame, *, messages: bool) -> pl.DataFrame:
+    """Of one host's work and calls, by rank, step and start: passes by their number, and the time between."""
+    rank, step, kind = (columns[name].to_numpy() for name in ("rank", "step", "kind"))
+    start, end = columns["start_ns"].to_numpy(), columns["end_ns"].to_numpy()
+    first = np.ones(len(rank), np.bool_)  # of its rank's step
+    first[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+    part = np.cumsum(first) - 1
+    is_pass, is_work = kind < HOST, kind <= BEHIND
+    worked = _latest_before(end, part, is_work)
+    ran = _latest_before(end, part, np.ones(len(end), np.bool_))
+    begin = columns["begin_ns"].fill_null(columns["start_ns"]).to_numpy()
+    # who waits for others does so in a message, or a call: of a step without, nothing tells waits from idle time
+    counts = np.bincount(part, (kind == _MESSAGE) if messages else ~is_work)
+    waits = (counts > 0)[part] if len(part) else np.zeros(0, np.bool_)
+    idle = np.where(waits, np.clip(start - np.where(ran == _NOTHING, begin, ran), 0, MAX_NS), 0) / 1e6
+    ms = np.clip(end - np.where(is_pass, start, np.maximum(start, worked)), 0, None) / 1e6
+    opened = np.flatnonzero(first)[part]  # the first row of its rank's step
+    passes: Int64 = np.cumsum(is_pass) - is_pass
+    number: Int64 = passes - passes[opened]
+    ended: Int64 = np.cumsum(kind == BEHIND)  # from the optimizer on, gradients have been exchanged
+    behind = ended - ended[opened] + (kind == BEHIND)[opened] > 0
+    microbatch = columns["microbatch"].cast(pl.Int64)
+    if microbatch.null_count():
+        counted = columns.select(pl.int_range(pl.len()).over("rank", "step", "kind", "chunk")).to_series()
+        microbatch = microbatch.fill_null(counted)
+    chunk = columns["chunk"].fill_null(0).cast(pl.Int64).to_numpy()
+    code = (np.clip(microbatch.to_numpy(), 0, _MICROBATCHES - 1) * _CHUNKS + chunk) * 2 + kind
+    called: Int64 = np.cumsum(~is_work)
+    calls = np.bincount(part, ~is_work)
+    ahead = called - called[opened] + (~is_work)[opened] < calls[part] if len(part) else behind
+    of_host = np.where(behind, np.where(ahead, BEHIND, BEHIND_ALL), HOST)
+
+    def rows(of: Bools, kinds: Int64, codes: Int64, lasted: Floats) -> pl.DataFrame:
+        columns = {"rank": rank[of], "step": step[of], "kind": kinds[of].astype(np.int8), "number": number[of]}
+        return pl.DataFrame({**columns, "code": codes[of], "ms": lasted[of]})
+
+    did = rows(is_work, np.where(kind == HOST, of_host, kind), np.where(is_pass, code, -1), ms)
+    after_message = np.zeros(len(kind), np.bool_)
+    after_message[1:] = is_pass[1:] & (kind[:-1] == _MESSAGE) & ~first[1:]
+    # before its first pass no stage waits for another one but in a message
+    between = np.where(is_work | (messages & (number == 0) & ~behind), of_host, BEFORE_CALL)
+    between = np.where(after_message & ~behind, BEHIND_MESSAGE, between)
+    return pl.concat([did, rows(idle > 0, between, np.full(len(rank), -1), idle)])
+
+
+def _latest_before(end: Int64, part: Int64, counts: Bools) -> Int64:
+    """By row, the latest end of the rows of its part before it that count; `_NOTHING` where there is none."""
+    ends = np.where(counts, end, _NOTHING)
+    order = np.lexsort((ends, part))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    # parts follow each other, so the largest place so far is one of the row's own part
+    latest = ends[order[np.maximum.accumulate(place)]] if len(place) else ends
+    before = np.full(len(ends), _NOTHING)
+    same = part[1:] == part[:-1]
+    before[1:][same] = latest[:-1][same]
+    return before
 
 
 class Pass(Struct, frozen=True):
@@ -47,32 +187,30 @@ class Pipelines(Struct, frozen=True):
     tail: Floats
     hops: Floats  # of a message, by replica and the earlier of two stages; the last one's leads to the first
 
-    def play(
-        self,
-        work: Floats | None = None,
-        before: Floats | None = None,
-        tail: Floats | None = None,
-        hops: Floats | None = None,
-        inside: Floats | None = None,
-    ) -> Floats:
+    def play(self) -> Floats:
         """How long each step lasts."""
-        work, before = self.work if work is None else work, self.before if before is None else before
-        hops, inside = self.hops if hops is None else hops, self.inside if inside is None else inside
-        ends = np.zeros_like(work)
-        now = np.zeros(work.shape[:3])
+        ends = np.zeros_like(self.work)
+        now = np.zeros(self.work.shape[:3])
         for stage, number, other, awaited in self.played:
-            start = now[:, :, stage] + before[:, :, stage, number]
+            start = now[:, :, stage] + self.before[:, :, stage, number]
             if other >= 0:
-                hop = 0.0 if other == stage else hops[:, _between(other, stage)]
+                hop = 0.0 if other == stage else self.hops[:, _between(other, stage)]
                 start = np.maximum(start, ends[:, :, other, awaited] + hop)
             now[:, :, stage] = ends[:, :, stage, number] = (
-                start + inside[:, :, stage, number] + work[:, :, stage, number]
+                start + self.inside[:, :, stage, number] + self.work[:, :, stage, number]
             )
         for stage, passes in enumerate(self.passes):
-            now[:, :, stage] += before[:, :, stage, len(passes)]
-        behind = self.tail if tail is None else tail
-        lasted: Floats = now.max(axis=(1, 2)) + behind.max(axis=(1, 2))
+            now[:, :, stage] += self.before[:, :, stage, len(passes)]
+        lasted: Floats = now.max(axis=(1, 2)) + self.tail.max(axis=(1, 2))
         return lasted
+
+    def shorter(self, **otherwise: Floats) -> Floats:
+        """By step: what it is shorter when some of this is otherwise."""
+        return self.play() - replace(self, **otherwise).play()
+
+    def _numbers(self, *, backward: bool) -> list[list[int]]:
+        """Of each stage, the numbers of its passes in one direction."""
+        return [[number for number, one in enumerate(own) if one.backward is backward] for own in self.passes]
 
     def without(self, part: Int64, late: Int64) -> Floats | None:
         """By step: what it is shorter when the workers of these ranks have the work of a usual one in other steps.
@@ -81,7 +219,7 @@ class Pipelines(Struct, frozen=True):
         """
         replicas, stages = self.work.shape[1:3]
         odd = set(self.worker[np.union1d(part, late)].tolist())
-        work, before, tail, inside = (part.copy() for part in (self.work, self.before, self.tail, self.inside))
+        otherwise = {name: getattr(self, name).copy() for name in ("work", "before", "tail", "inside")}
         for worker in sorted(set(self.worker[part].tolist())):
             replica, stage = divmod(worker, stages)
             twins = [other for other in range(replicas) if other * stages + stage not in odd]
@@ -89,12 +227,10 @@ class Pipelines(Struct, frozen=True):
                 return None
             means = self.work[:, twins, stage].sum(axis=2).mean(axis=0)
             twin = twins[int(np.argsort(means, kind="stable")[(len(means) - 1) // 2])]
-            shift = len(work) // 3 + 1
-            for values, source in (
-                (work, self.work), (before, self.before), (tail, self.tail), (inside, self.inside)
-            ):  # fmt: skip
-                values[:, replica, stage] = np.roll(source[:, twin, stage], shift, axis=0)
-        return self.play() - self.play(work, before, tail, inside=inside)
+            for name, values in otherwise.items():
+                usual = getattr(self, name)[:, twin, stage]
+                values[:, replica, stage] = np.roll(usual, len(self.work) // 3 + 1, axis=0)
+        return self.shorter(**otherwise)
 
     def without_heavy(self, stage: int, late: Int64) -> Floats:
         """By step: what it is shorter when a stage's passes are as long as those of the others in the mean, workers of
@@ -102,37 +238,32 @@ class Pipelines(Struct, frozen=True):
         work = self.work.copy()
         replicas, stages = work.shape[1:3]
         odd = set(self.worker[late].tolist())
-
-        def usual_of(at: int, passes: list[int]) -> float:
-            rows = [row for row in range(replicas) if row * stages + at not in odd] or list(range(replicas))
-            return float(self.work[:, rows, at][:, :, passes].sum(axis=2).mean())
-
-        others = [other for other in range(len(self.passes)) if other != stage]
         for backward in (False, True):
-            of = [[number for number, one in enumerate(passes) if one.backward is backward] for passes in self.passes]
-            if not of[stage] or not any(of[other] for other in others):
-                continue
-            usual = np.mean([usual_of(other, of[other]) for other in others if of[other]])
-            mine = usual_of(stage, of[stage])
-            if mine > 0:
-                work[:, :, stage, of[stage]] *= float(usual) / float(mine)
-        return self.play() - self.play(work)
+            means: list[float | None] = []
+            for at_stage, passes in enumerate(self._numbers(backward=backward)):
+                rows = [row for row in range(replicas) if row * stages + at_stage not in odd] or list(range(replicas))
+                spent = self.work[:, rows, at_stage][:, :, passes].sum(axis=2)
+                means.append(float(spent.mean()) if passes else None)
+            mine = means.pop(stage)
+            others = [mean for mean in means if mean is not None]
+            if mine and others:
+                work[:, :, stage, self._numbers(backward=backward)[stage]] *= float(np.mean(others)) / mine
+        return self.shorter(work=work)
 
     def batch_factors(self) -> Floats | None:
         """By step, replica and microbatch: how much longer its passes are than those of others, on most stages and in
         both directions alike, which only what is in the batch makes so. None where microbatches are not on all stages.
         """
-        known = [{(one.backward, one.microbatch) for one in passes} for passes in self.passes]
-        batches = sorted({batch for _, batch in known[0]})
-        if any(each != {(back, batch) for back in (False, True) for batch in batches} for each in known):
+        batches = sorted({one.microbatch for one in self.passes[0]})
+        whole = {(backward, batch) for backward in (False, True) for batch in batches}
+        if any({(one.backward, one.microbatch) for one in passes} != whole for passes in self.passes):
             return None
         parts = []
         for stage, passes in enumerate(self.passes):
-            for backward in (False, True):
+            for numbers in (self._numbers(backward=backward)[stage] for backward in (False, True)):
                 spent = np.zeros((*self.work.shape[:2], len(batches)))
-                for number, one in enumerate(passes):
-                    if one.backward is backward:
-                        spent[:, :, batches.index(one.microbatch)] += self.work[:, :, stage, number]
+                for number in numbers:
+                    spent[:, :, batches.index(passes[number].microbatch)] += self.work[:, :, stage, number]
                 parts.append(spent / max(float(np.median(spent)), 1e-9))
         middle: Floats = np.sort(np.stack(parts), axis=0)[(len(parts) - 1) // 2]
         return middle
@@ -150,17 +281,16 @@ class Pipelines(Struct, frozen=True):
         work = self.work.copy()
         was = left = 0.0
         for stage, passes in enumerate(self.passes):
-            row = [batches.index(one.microbatch) for one in passes]
+            row = np.array([batches.index(one.microbatch) for one in passes])
             work[:, :, stage, : len(passes)] *= even[:, :, row]
-            for backward in (False, True):
-                of = [number for number, one in enumerate(passes) if one.backward is backward]
-                before = self.work[:, :, stage, of]
-                after = before * alike[:, :, [row[number] for number in of]]
+            for numbers in (self._numbers(backward=backward)[stage] for backward in (False, True)):
+                before = self.work[:, :, stage, numbers]
+                after = before * alike[:, :, row[numbers]]
                 scale = max(float(np.median(before)), 1e-9)
                 # of the middle half of the workers: one that is late itself has a variance of its own
                 was += float(np.median(before.var(axis=(0, 2)))) / scale**2
                 left += float(np.median(after.var(axis=(0, 2)))) / scale**2
-        return self.play() - self.play(work), 1 - left / was if was > 0 else 0.0
+        return self.shorter(work=work), 1 - left / was if was > 0 else 0.0
 
     def without_waits(self, numbers: Int64, columns: Int64, waits_ms: Floats) -> Floats:
         """By step: what it is shorter when the host of ranks (positions) waits so much less, where it waits longest
@@ -181,27 +311,26 @@ class Pipelines(Struct, frozen=True):
         np.subtract.at(parts, cells, seen)
         parts, before = np.maximum(parts, 0.0), self.before.copy()
         np.add.at(before, (step, replica, stage, np.zeros(len(step), np.int64)), left - seen)
-        without = self.play(before=parts[..., :passes], tail=parts[..., passes], inside=parts[..., passes + 1 :])
-        return self.play(before=before) - without
+        without = replace(self, before=parts[..., :passes], tail=parts[..., passes], inside=parts[..., passes + 1 :])
+        return replace(self, before=before).play() - without.play()
 
     def without_slow_hop(self, replica: int, stage: int) -> Floats:
         """By step: what it is shorter when messages between a stage and the next take as long as elsewhere."""
         hops = self.hops.copy()
         hops[replica, stage] = np.median(self.hops)
-        return self.play() - self.play(hops=hops)
+        return self.shorter(hops=hops)
 
     def beyond_ideal(self) -> Floats:
         """By step: what it is longer than with all passes of a direction, and all else, as long as their mean."""
         work = np.zeros_like(self.work)
-        for backward in (False, True):
-            of = [[number for number, one in enumerate(passes) if one.backward is backward] for passes in self.passes]
-            parts = [self.work[:, :, stage, numbers].ravel() for stage, numbers in enumerate(of) if numbers]
-            for stage, numbers in enumerate(of):
-                work[:, :, stage, numbers] = np.concatenate(parts).mean() if parts else 0.0
+        for numbers_of in (self._numbers(backward=backward) for backward in (False, True)):
+            parts = [self.work[:, :, stage, numbers].ravel() for stage, numbers in enumerate(numbers_of)]
+            mean = np.concatenate(parts).mean() if sum(map(len, parts)) else 0.0
+            for stage, numbers in enumerate(numbers_of):
+                work[:, :, stage, numbers] = mean
         before = np.broadcast_to(self.before.mean(axis=(0, 1), keepdims=True), self.before.shape)
-        inside = np.broadcast_to(self.inside.mean(axis=(0, 1, 2, 3)), self.inside.shape)
-        tail = np.full_like(self.tail, self.tail.mean())
-        return self.play() - self.play(work, before, tail, inside=inside)
+        inside, tail = np.full_like(self.inside, self.inside.mean()), np.full_like(self.tail, self.tail.mean())
+        return self.shorter(work=work, before=before, tail=tail, inside=inside)
 
 
 def _between(one: int, other: int) -> int:
@@ -215,70 +344,65 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
     Args:
         rows: of `pieces`.
     """
-    stages = layout.stages
+    stages, worker = layout.stages, layout.workers
     if stages < 2 or (layout.dp < 0).any() or not (rows["code"] >= 0).any():
         return None
-    worker = worker_of(layout)
-    replica = worker // stages
-    replicas = int(replica.max()) + 1
     order = _order(rows, stages)
-    if order is None:
+    played = None if order is None else _played(order[0])
+    if order is None or played is None:
         return None
     passes, rows = order
-    played = _played(passes)
-    if played is None:
-        return None
     numbers = np.unique(rows["step"].to_numpy()).astype(np.int64)
-    longest = max(map(len, passes))
-    step = np.searchsorted(numbers, rows["step"].to_numpy())
-    where = rows["worker"].to_numpy()
-    kind, slot, number = rows["kind"].to_numpy(), rows["slot"].to_numpy(), rows["number"].to_numpy()
+    replicas, longest = int(worker.max()) // stages + 1, max(map(len, passes))
+    work, before, inside, tail = _spent(rows, numbers, replicas * stages, longest)
+    shape = len(numbers), replicas, stages
+    work = _by_batch(work.reshape(*shape, -1), passes)
+    work, before, inside, tail = (_filled(values.reshape(*shape, -1)) for values in (work, before, inside, tail))
+    for stage, mine in enumerate(passes):
+        work[:, :, stage, len(mine) :] = 0.0
+    if not rows["kind"].is_in([HOST, BEHIND_ALL]).any():
+        # what the host did before the first pass, by its phases, as windows tell nothing of it
+        known = np.flatnonzero(np.isin(steps.numbers, numbers))
+        into = np.searchsorted(numbers, steps.numbers[known])
+        for rank, (replica, stage) in enumerate(zip(worker // stages, layout.pp, strict=True)):
+            own = np.nan_to_num(steps.own[known, rank])
+            before[into, replica, stage, 0] = np.maximum(before[into, replica, stage, 0], own)
+    if not all(np.isfinite(values).all() for values in (work, before, inside, tail)):
+        return None
+    hops = _hops(reduced, layout, numbers)
+    return Pipelines(numbers, worker, passes, played, work, before, inside, tail[..., 0], hops)
+
+
+def _spent(rows: pl.DataFrame, numbers: Int64, workers: int, longest: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """(work, before, inside, tail) of `Pipelines`, replicas and stages as one axis; NaN where nothing was recorded."""
+    step, where = np.searchsorted(numbers, rows["step"].to_numpy()), rows["worker"].to_numpy()
+    kind, slot, number, spent = (rows[name].to_numpy() for name in ("kind", "slot", "number", "ms"))
     # what the host does behind all it does before the first pass of the next step
     last = kind == BEHIND_ALL
     step, number = np.where(last, (step + 1) % len(numbers), step), np.where(last, 0, number)
     kind = np.where(last, HOST, kind)
-    spent = rows["ms"].to_numpy()
-    work = np.full((len(numbers), replicas * stages, longest), np.nan)
-    before = np.full((len(numbers), replicas * stages, longest + 1), np.nan)
-    tail, inside = np.full((len(numbers), replicas * stages), np.nan), np.full(work.shape, np.nan)
+    work = np.full((len(numbers), workers, longest), np.nan)
+    before, inside = np.full((len(numbers), workers, longest + 1), np.nan), work.copy()
+    tail = np.full((len(numbers), workers), np.nan)
+
+    def added(chosen: Bools, shape: tuple[int, ...]) -> Floats:
+        total = np.zeros(shape)
+        np.add.at(total, (step[chosen], where[chosen], number[chosen])[: len(shape)], spent[chosen])
+        return total
+
     for one in np.unique(slot):
-        passed, hosted, behind, held = (
-            chosen & (slot == one) for chosen in (kind < HOST, kind == HOST, kind == BEHIND, kind == BEHIND_MESSAGE)
-        )
-        seen = np.zeros(tail.shape, bool)
-        seen[step[passed], where[passed]] = True
-        own, waited, last = np.full(work.shape, np.nan), np.zeros(before.shape), np.zeros(tail.shape)
-        between = np.zeros(work.shape)
-        np.add.at(between, (step[held], where[held], number[held]), spent[held])
+        mine = slot == one
+        passed = mine & (kind < HOST)
+        own, seen = np.full(work.shape, np.nan), np.zeros(tail.shape, bool)
         own[step[passed], where[passed], number[passed]] = spent[passed]
-        np.add.at(waited, (step[hosted], where[hosted], number[hosted]), spent[hosted])
-        np.add.at(last, (step[behind], where[behind]), spent[behind])
+        seen[step[passed], where[passed]] = True
+        waited, between = added(mine & (kind == HOST), before.shape), added(mine & (kind == BEHIND_MESSAGE), work.shape)
         # slots go on together: one that begins a pass late is waited for in the passes of the others
         work = np.fmax(work, own + between + waited[:, :, :longest])
         inside[seen] = np.fmax(inside[seen], between[seen])
         before[seen] = np.fmax(before[seen], waited[seen])
-        tail[seen] = np.fmax(tail[seen], last[seen])
-    work -= before[:, :, :longest] + inside
-    shape = len(numbers), replicas, stages
-    work = _by_batch(work.reshape(*shape, -1), passes)
-    filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, inside, tail)]
-    for stage, mine in enumerate(passes):
-        filled[0][:, :, stage, len(mine) :] = 0.0
-    if not (kind == HOST).any():
-        _with_phases(filled[1], steps, numbers, replica, layout)
-    if not all(np.isfinite(values).all() for values in filled):
-        return None
-    hops = _hops(reduced, layout, replica, numbers)
-    return Pipelines(numbers, worker, passes, played, filled[0], filled[1], filled[2], filled[3][..., 0], hops)
-
-
-def _with_phases(before: Floats, steps: Steps, numbers: Int64, replica: Int64, layout: Layout) -> None:
-    """What the host did before the first pass, by its phases, where windows tell nothing of it."""
-    rows = np.flatnonzero(np.isin(steps.numbers, numbers))
-    into = np.searchsorted(numbers, steps.numbers[rows])
-    for rank in range(len(layout.ranks)):
-        cells = into, replica[rank], layout.pp[rank], 0
-        before[cells] = np.maximum(before[cells], np.nan_to_num(steps.own[rows, rank]))
+        tail[seen] = np.fmax(tail[seen], added(mine & (kind == BEHIND), tail.shape)[seen])
+    return work - (before[:, :, :longest] + inside), before, inside, tail
 
 
 def _by_batch(work: Floats, passes: tuple[tuple[Pass, ...], ...]) -> Floats:
@@ -326,7 +450,9 @@ def _order(rows: pl.DataFrame, stages: int) -> tuple[tuple[tuple[Pass, ...], ...
         kept.append(alike)
         first = alike.row(0)
         codes = passed.filter((pl.col("rank") == first[0]) & (pl.col("step") == first[1])).sort("number")["code"]
-        passes.append(tuple(Pass(bool(code % 2), code // 2 // CHUNKS, code // 2 % CHUNKS) for code in codes.to_list()))
+        passes.append(
+            tuple(Pass(bool(code % 2), code // 2 // _CHUNKS, code // 2 % _CHUNKS) for code in codes.to_list())
+        )
     rows = rows.join(pl.concat(kept), on=["rank", "step"], how="semi")
     return tuple(passes), rows
 
@@ -358,46 +484,16 @@ def _played(passes: tuple[tuple[Pass, ...], ...]) -> tuple[tuple[int, int, int, 
     return tuple(found) if len(found) == total else None
 
 
-def _hops(reduced: Reduced, layout: Layout, replica: Int64, numbers: Int64) -> Floats:
-    """The usual transfer between stages: who comes to a message last stays no longer than that."""
+def _hops(reduced: Reduced, layout: Layout, numbers: Int64) -> Floats:
+    """The usual transfer between stages (ms): who comes to a message last stays no longer than that."""
+    spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
+    replica = layout.workers // layout.stages
     hops = np.full((int(replica.max()) + 1, layout.stages), np.nan)
-    for pair, least in messages(reduced, numbers).items():
-        members = layout.at(np.array(layout.groups[pair].ranks, np.int64))
-        if len(members) != 2 or (members < 0).any() or replica[members[0]] != replica[members[1]]:
-            continue
-        one, other = layout.pp[members].tolist()
-        if abs(one - other) in (1, layout.stages - 1):
-            cell = int(replica[members[0]]), _between(one, other)
-            hops[cell] = np.fmax(hops[cell], least)
-    known = hops[np.isfinite(hops)]
-    usual = float(np.median(known)) if len(known) else _shortest(reduced, numbers)
-    return np.where(np.isfinite(hops), hops, usual)
-
-
-def _shortest(reduced: Reduced, numbers: Int64) -> float:
-    """Where nothing tells which two belong together: most messages wait, but the shortest ones hardly do."""
-    spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
-    sent = pl.col("kind").is_in(list(POINT_TO_POINT)) & pl.col("step").is_in(
-        numbers[:: len(numbers) // 10 + 1].tolist()
-    )
-    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.01)).collect().item()
-    return float(found or 0.0)
-
-
-def messages(reduced: Reduced, numbers: Int64) -> dict[str, float]:
-    """The usual transfer (ms) of messages in groups of two."""
-    spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
-    pairs = [group.id for group in {group.id: group for host in reduced.hosts for group in host.groups}.values()
-             if len(set(group.ranks)) == 2]  # fmt: skip
-    calls = (
+    pairs = [group.id for group in layout.groups.values() if len(set(group.ranks)) == 2]
+    some = pl.col("step").is_in(numbers[:: max(len(numbers) // 50, 1)].tolist())
+    met = (
         reduced.scan("collectives")
-        .filter(
-            pl.col("kind").is_in(list(POINT_TO_POINT))
-            & pl.col("group").is_in(pairs)
-            & pl.col("step").is_in(numbers[:: max(len(numbers) // 50, 1)].tolist())
-            & (pl.col("end_ns") >= pl.col("start_ns"))
-            & pl.col("sequence").is_not_null()
-        )
+        .filter(_SENT & pl.col("group").is_in(pairs) & some & (spent >= 0) & pl.col("sequence").is_not_null())
         .group_by("step", "group", "sequence")
         .agg(members=pl.len(), least=spent.min())
         .filter(pl.col("members") == 2)
@@ -405,4 +501,17 @@ def messages(reduced: Reduced, numbers: Int64) -> dict[str, float]:
         .agg(pl.col("least").median())
         .collect()
     )
-    return dict(calls.select("group", "least").rows())
+    for pair, least in met.select("group", "least").rows():
+        members = layout.members(layout.groups[pair])
+        if len(members) == 2 and replica[members[0]] == replica[members[1]]:
+            one, other = layout.pp[members].tolist()
+            if abs(one - other) in (1, layout.stages - 1):
+                cell = int(replica[members[0]]), _between(one, other)
+                hops[cell] = np.fmax(hops[cell], least)
+    known = hops[np.isfinite(hops)]
+    if len(known):
+        return np.where(np.isfinite(hops), hops, np.median(known))
+    # nothing tells which two belong together: most messages wait, but the shortest ones hardly do
+    some = pl.col("step").is_in(numbers[:: len(numbers) // 10 + 1].tolist())
+    calls = reduced.scan("collectives").filter(_SENT & some & (spent >= 0))
+    return np.full(hops.shape, float(calls.select(spent.quantile(0.01)).collect().item() or 0.0))

@@ -8,18 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.analyze.ranks import cost
+from stepscope.analyze.ranks import lateness as by
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, gather
 from stepscope.analyze.ranks.clocks import clocks
-from stepscope.analyze.ranks.fixed import drafts, straggler
+from stepscope.analyze.ranks.fixed import fixed
 from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import middle, own_steps
-from stepscope.analyze.ranks.recurring import all_together, checkpoints, rotating_causes, rotating_work
-from stepscope.analyze.ranks.stragglers import lateness
+from stepscope.analyze.ranks.recurring import (
+    all_together,
+    checkpoints,
+    rotating_causes,
+    rotating_work,
+    sequence_length,
+    throttled,
+)
 from stepscope.analyze.ranks.structure import links, stages, untold_stage
-from stepscope.analyze.ranks.throttled import throttled
-from stepscope.analyze.ranks.tokens import sequence_length
 from stepscope.model.counted import things
 from stepscope.model.ranks import NONE, NOT_ENOUGH, RanksVerdict, Straggler
 from stepscope.tables.reduced import Reduced
@@ -28,8 +32,7 @@ from stepscope.tables.reduced import Reduced
 def judge(reduced: Reduced) -> RanksVerdict:
     with ThreadPoolExecutor(1) as pool:  # beside each other: what takes Polars' time here takes Python's there
         told = pool.submit(clocks, reduced)
-        verdict = _judged(reduced)
-        return replace(verdict, clocks=told.result().table)
+        return replace(_judged(reduced), clocks=told.result()[1])
 
 
 def _judged(reduced: Reduced) -> RanksVerdict:
@@ -38,18 +41,36 @@ def _judged(reduced: Reduced) -> RanksVerdict:
     steady = steps.steady
     rows = steady if len(steady) >= at.MIN_STEPS else np.arange(len(steps.numbers))
     present = int(np.isfinite(steps.wall[rows]).any(axis=0).sum()) if len(rows) else 0
-    empty = RanksVerdict(
+    verdict = RanksVerdict(
         NOT_ENOUGH, "", (), present, reduced.world_size, reduced.missing, len(steady), len(steps.windows),
         None, None, layout.text,
     )  # fmt: skip
     if present < at.MIN_RANKS:
-        return replace(empty, reason=f"{present} rank has steps that count, at least {at.MIN_RANKS} are needed")
-    step_ms = float(np.nanmean(middle(steps.wall[rows])))
-    empty = replace(empty, step_ms=step_ms)
+        return replace(verdict, reason=f"{present} rank has steps that count, at least {at.MIN_RANKS} are needed")
+    verdict = replace(verdict, step_ms=float(np.nanmean(middle(steps.wall[rows]))))
     if len(rows) < at.MIN_STEPS:
-        return replace(empty, reason=f"{things(len(rows), 'step')} count, at least {at.MIN_STEPS} are needed")
-    case = gather(reduced, layout, steps, rows, step_ms)
-    return _verdict(case, replace(empty, slowdown=_slowdown(case)))
+        return replace(verdict, reason=f"{things(len(rows), 'step')} count, at least {at.MIN_STEPS} are needed")
+    case = gather(reduced, layout, steps, rows, verdict.step_ms or 0.0)
+    found = _stragglers(case)
+    seen = [case.host] if case.device is None else [case.host, case.device]
+    verdict = replace(
+        verdict,
+        verdict=found[0].kind if found else NONE,
+        stragglers=tuple(found),
+        least_ms=max(by.lateness(excess, case.step_ms).least for excess in seen),
+        suspects=_suspects(case, found),
+        slowdown=_slowdown(case),
+    )
+    if found:
+        return replace(verdict, reason=_sentence(found[0], case))
+    need = _needed(case)
+    if need:
+        return replace(verdict, verdict=NOT_ENOUGH, reason=need)
+    least, absent = _number(verdict.least_ms or 0.0), len(reduced.missing or ())
+    text = f"no rank, host or group keeps the others waiting by {least} ms of {_number(case.step_ms)} ms a step"
+    if absent:
+        text += f"; of {absent} rank{'s' if absent > 1 else ''} nothing was recorded"
+    return replace(verdict, reason=text)
 
 
 def _slowdown(case: Case) -> float | None:
@@ -62,57 +83,28 @@ def _slowdown(case: Case) -> float | None:
         excess = excess[np.isfinite(excess).any(axis=1)]
         if not len(excess):
             return None
-        lasted, lost = case.step_ms, float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
+        lasted, lost = case.step_ms, float((by.latest(excess) - np.nanmean(excess, axis=1)).mean())
     return lasted / (lasted - lost) if lost < lasted else None
 
 
 def _stragglers(case: Case) -> list[Straggler]:
     """All that keeps others waiting, largest cost first."""
-    saves, slowed = checkpoints(case), throttled(case)
-    told = np.array([rank for one in (*saves, *slowed) if one.kind != "global" for rank in one.ranks], np.int64)
-    fixed = drafts(case, case.layout.at(told).tolist())
-    late = np.unique(np.concatenate([np.zeros(0, np.int64), *(draft.part for draft in fixed)])).astype(np.int64)
-    found = [*saves, *slowed, *(straggler(case, draft, late) for draft in fixed)]
-    found += rotating_causes(case, late)
-    found += [one for one in (sequence_length(case, late),) if one is not None]
-    found += stages(case, late)
-    found += links(case)
+    saves = checkpoints(case)
+    found = [*saves, *throttled(case)]
+    of_ranks, late = fixed(case, {rank for one in found if one.kind != "global" for rank in one.ranks})
+    found += [*of_ranks, *rotating_causes(case, late), *sequence_length(case, late), *stages(case, late), *links(case)]
     # what is slow for all, or for another rank each time, needs no second, unknown cause where one explains it
     most = max((one.cost_ms for one in found), default=0.0)
-    shared = all_together(case, bool(saves)) + rotating_work(case, late)
+    shared = all_together(case, saving=bool(saves)) + rotating_work(case, late)
     found += [one for one in shared if one.cause != "unknown" or most < at.PART_OF_EXCESS * one.cost_ms]
     awaited = max((group.excess_ms for group in case.awaited), default=0.0)
+    least = at.LEAST_STEADY_SHARE / 2 * case.step_ms
     found = [
         one for one in found
-        if (one.kind, one.cause) != ("global", "unknown") or awaited < at.PART_OF_EXCESS * one.cost_ms
+        if one.cost_ms >= least
+        and ((one.kind, one.cause) != ("global", "unknown") or awaited < at.PART_OF_EXCESS * one.cost_ms)
     ]  # fmt: skip
-    least = at.LEAST_STEADY_SHARE / 2 * case.step_ms
-    return sorted((one for one in found if one.cost_ms >= least), key=lambda one: -one.cost_ms)[: at.MAX_STRAGGLERS]
-
-
-def _verdict(case: Case, empty: RanksVerdict) -> RanksVerdict:
-    found = _stragglers(case)
-    seen = [case.host] if case.device is None else [case.host, case.device]
-    least = max(lateness(excess, case.step_ms).least(case.step_ms) for excess in seen)
-    verdict = replace(
-        empty,
-        verdict=found[0].kind if found else NONE,
-        stragglers=tuple(found),
-        least_ms=least,
-        suspects=_suspects(case, found),
-    )
-    if found:
-        return replace(verdict, reason=_sentence(found[0], case))
-    need = _needed(case)
-    if need:
-        return replace(verdict, verdict=NOT_ENOUGH, reason=need)
-    text = (
-        f"no rank, host or group keeps the others waiting by {_number(least)} ms of {_number(case.step_ms)} ms a step"
-    )
-    absent = len(case.reduced.missing or ())
-    if absent:
-        text += f"; of {absent} rank{'s' if absent > 1 else ''} nothing was recorded"
-    return replace(verdict, reason=text)
+    return sorted(found, key=lambda one: -one.cost_ms)[: at.MAX_STRAGGLERS]
 
 
 def _needed(case: Case) -> str:
@@ -168,8 +160,8 @@ def _suspects(case: Case, stragglers: list[Straggler]) -> tuple[int, ...]:
     for one in stragglers:
         if one.kind == "global":
             continue
-        part = layout.at(np.array(one.ranks[:4], np.int64))
-        peers = np.setdiff1d(np.flatnonzero(np.isin(layout.peers, layout.peers[part])), layout.at(np.array(one.ranks)))
+        part = layout.at(one.ranks[:4])
+        peers = np.setdiff1d(np.flatnonzero(np.isin(layout.peers, layout.peers[part])), layout.at(one.ranks))
         found += [*one.ranks[:4], *layout.ranks[peers[:2]].tolist()]
     return tuple(dict.fromkeys(found))[: at.MAX_SUSPECTS]
 

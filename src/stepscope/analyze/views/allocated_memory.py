@@ -60,8 +60,25 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     if not traced and not recordings:
         return None
     code = code or user_code(base.tables, {}, NO_OPTIONS)
-    found = [one for span in traced for one in _of_span(base, span)]
-    found += [seen(recording, code) for recording in recordings]
+    found = []
+    for span, device in [(one, device) for one in traced for device in allocations(base, one)]:
+        recorded = device.recorded_bytes
+        lost = not device.relative and recorded is not None and recorded > device.levels[device.peak]
+        why = {NO_ADDRESSES: device.pairs is None, NO_TOTALS: device.relative, LOST: lost}
+        one = MemoryView(
+            curves=(device.curve(),),
+            operators=tuple(by_operator(span, device)),
+            lines=tuple(lines(device)),
+            blocks=tuple(blocks(device, span)),
+            **device.pair_counts,
+            notes=tuple(f"{span.ref.label}, {device.device}: {note}" for note, holds in why.items() if holds),
+        )
+        found.append(one)
+    for recording in recordings:
+        one = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
+        label = f"{recording.worker}, {recording.device}"
+        notes = tuple(f"{label}: {note}" for note in (*recording.problems, *one.notes))
+        found.append(msgspec.structs.replace(one, notes=notes))
     rows = ("curves", "operators", "lines", "blocks", "states", "out_of_memory")
     joined: dict[str, Any] = {name: tuple(row for one in found for row in getattr(one, name)) for name in rows}
     return MemoryView(
@@ -79,25 +96,6 @@ def allocations(base: Base, span: Span) -> list[DeviceMemory]:
     if found is None:
         found = span.kept["allocations"] = list(_devices(base, span))
     return found
-
-
-def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
-    for device in allocations(base, span):
-        recorded, notes = device.recorded_bytes, []
-        if device.pairs is None:
-            notes.append(NO_ADDRESSES)
-        if device.relative:
-            notes.append(NO_TOTALS)
-        elif recorded is not None and recorded > device.levels[device.peak]:
-            notes.append(LOST)
-        yield MemoryView(
-            curves=(device.curve(),),
-            operators=tuple(by_operator(span, device)),
-            lines=tuple(lines(device)),
-            blocks=tuple(blocks(device, span)),
-            **device.pair_counts,
-            notes=tuple(f"{span.ref.label}, {device.device}: {note}" for note in notes),
-        )
 
 
 def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
@@ -151,33 +149,25 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
     Its end is inside of a slice if `until_end`; `NONE` where there is none.
     """
     memory = span.memory
-    innermost = np.full(memory.height, NONE, np.int64)
+    found = np.full(memory.height, NONE, np.int64)
     codes = {track: code for code, track in enumerate(span.tracks.values)}
     tracks = memory["track"].replace_strict(codes, default=NONE, return_dtype=pl.Int64).fill_null(NONE).to_numpy()
     times = memory["time_ns"].to_numpy()
     relevant = (span.is_operator | span.is_function) & ~span.on_device
     for code in np.unique(tracks[tracks >= 0]).tolist():
-        rows = np.flatnonzero((span.tracks.codes == code) & relevant)
-        own = np.flatnonzero(tracks == code)
-        innermost[own] = _innermost(span, rows, times[own], until_end)
-    return innermost
-
-
-def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
-    if not len(rows):
-        return np.full(len(times), NONE, np.int64)
-    starts = span.start_ns[rows]
-    if not (np.diff(starts) > 0).all():
+        mine = (span.tracks.codes == code) & relevant
+        rows, own = np.flatnonzero(mine), np.flatnonzero(tracks == code)
+        if not len(rows):
+            continue
         depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
-        order = np.lexsort((depths, starts))
-        rows, starts = rows[order], starts[order]
-    place = np.searchsorted(starts, times, side="right") - 1
-    # the last to begin is innermost, unless it has ended: then one around it is
-    node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
-    relevant = np.zeros(len(span), bool)
-    relevant[rows] = True
-    last = times - until_end
-    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
+        rows = rows[np.lexsort((depths, span.start_ns[rows]))]
+        place = np.searchsorted(span.start_ns[rows], times[own], side="right") - 1
+        # the last to begin is innermost, unless it has ended: then one around it is
+        node, last = np.where(place >= 0, rows[np.maximum(place, 0)], NONE), times[own] - until_end
+        found[own] = climb(
+            span.parent, node, lambda at, which, mine=mine, last=last: mine[at] & (span.ends(at) > last[which])
+        )
+    return found
 
 
 def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
@@ -225,14 +215,6 @@ def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
 
 
 _SOURCES = (".py", ".ipynb")  # other frames are C++
-
-
-def seen(recording: MemoryRecording, code: UserCode) -> MemoryView:
-    """Everything that a recording tells. `code` tells the user's frames from others."""
-    found = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
-    label = f"{recording.worker}, {recording.device}"
-    notes = tuple(f"{label}: {note}" for note in (*recording.problems, *found.notes))
-    return msgspec.structs.replace(found, notes=notes)
 
 
 def _snapshot(recording: MemoryRecording, code: UserCode) -> MemoryView:
@@ -620,41 +602,35 @@ def spots(base: Base, span: Span, rows: Int64) -> tuple[Int64, tuple[_Line, ...]
 
 
 def lines(device: DeviceMemory) -> Iterator[MemoryLine]:
-    """What each line allocated of a device, most at the peak first."""
+    """What each line allocated of a device, most at the peak first; last, of equals, what no line is known of."""
     pairs, standing = device.pairs, device.standing
-    count = len(device.places) + 1  # the last is "no line", which is what -1 picks
-    allocated = np.flatnonzero(device.sizes > 0)
-    totals = _sums(device.line[allocated], device.sizes[allocated], count)
-    calls = _sums(device.line[allocated], np.ones(len(allocated), np.int64), count)
-    at_peak, kept, now = totals * 0, totals * 0, totals * 0
+    stands, kept = (np.zeros(len(device.sizes), bool) for _ in range(2))
     if pairs is not None:
-        for target, picked in ((at_peak, device.at_peak), (kept, pairs.unreleased)):
-            events = pairs.allocation[picked]
-            target += _sums(device.line[events], device.sizes[events], count)
+        stands[pairs.allocation[device.at_peak]] = True
+        kept[pairs.allocation[pairs.unreleased]] = True
+    rows = np.flatnonzero(device.sizes > 0)
+    size = device.sizes[rows]
+    columns = {"calls": np.ones_like(rows), "bytes": size, "at_peak": size * stands[rows], "kept": size * kept[rows]}
+    parts = [pl.DataFrame({"line": device.line[rows], **columns})]
     if standing is not None:
-        now = _sums(standing.line, standing.sizes, count)
-    order = sorted(range(count), key=lambda number: (-at_peak[number], -now[number], -totals[number], number))
-    for number in order:
-        if not calls[number] and not now[number]:
-            continue
-        where, exact = device.places[number] if number < count - 1 else (None, False)
+        parts.append(pl.DataFrame({"line": standing.line, "now": standing.sizes}))
+    sums = pl.concat(parts, how="diagonal").group_by("line").sum()
+    if "now" not in sums.columns:
+        sums = sums.with_columns(now=0)
+    order = pl.when(pl.col("line") < 0).then(len(device.places)).otherwise("line")
+    sums = sums.filter((pl.col("calls") > 0) | (pl.col("now") > 0))
+    for row in sums.sort(-pl.col("at_peak"), -pl.col("now"), -pl.col("bytes"), order).iter_rows(named=True):
+        where, exact = device.places[row["line"]] if row["line"] >= 0 else (None, False)
         yield MemoryLine(
             place=where,
-            allocations=int(calls[number]),
-            allocated_bytes=int(totals[number]),
-            at_peak_bytes=int(at_peak[number]) if pairs is not None else None,
-            unreleased_bytes=int(kept[number]) if pairs is not None else None,
-            standing_bytes=int(now[number]) if standing is not None else None,
+            allocations=row["calls"],
+            allocated_bytes=row["bytes"],
+            at_peak_bytes=row["at_peak"] if pairs is not None else None,
+            unreleased_bytes=row["kept"] if pairs is not None else None,
+            standing_bytes=row["now"] if standing is not None else None,
             exact=exact,
             **device.labels,
         )
-
-
-def _sums(numbers: Int64, values: Int64, count: int) -> Int64:
-    """The sum of the values of each number, in whole numbers; of those below 0 in the last."""
-    result = np.zeros(count, np.int64)
-    np.add.at(result, np.where(numbers >= 0, numbers, count - 1), values)
-    return result
 
 
 def blocks(device: DeviceMemory, span: Span | None) -> list[MemoryBlock]:

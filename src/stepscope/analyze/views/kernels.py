@@ -72,14 +72,25 @@ def table(
             places.append(_named(item, sums.join(groups, on="group").drop("group")))
     if not figures:
         return ()
-    joined = _joined(figures, operators, places, keys)
+    callers = (
+        pl.concat(operators)
+        .filter(pl.col("caller").is_not_null())
+        .group_by(*keys, "caller")
+        .agg(pl.col("total_ns").sum())
+        .sort("total_ns", "caller", descending=[True, False])
+        .unique(keys, keep="first", maintain_order=True)
+        .drop("total_ns")
+    )
+    joined = (
+        _sums(pl.concat(figures), keys)
+        .join(callers, on=keys, how="left", nulls_equal=True)
+        .join(attribution.heaviest(pl.concat(places), keys), on=keys, how="left", nulls_equal=True)
+        .sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
+    )
     everything = int(joined["total_ns"].sum())
     names = joined["name"].unique(maintain_order=True).to_list()
-    short = dict(zip(names, short_names(names), strict=True))
-    cores = dict(zip(names, uses_tensor_cores(names), strict=True))
-    return tuple(
-        _row(row, short[row["name"]], cores[row["name"]], everything, by) for row in joined.iter_rows(named=True)
-    )
+    told = dict(zip(names, zip(short_names(names), uses_tensor_cores(names), strict=True), strict=True))
+    return tuple(_row(row, told[row["name"]], everything, by) for row in joined.iter_rows(named=True))
 
 
 def plugin_kernels(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
@@ -153,50 +164,25 @@ def known_sum(name: str) -> pl.Expr:
     return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
-def _joined(
-    figures: list[pl.DataFrame], operators: list[pl.DataFrame], places: list[pl.DataFrame], keys: list[str]
-) -> pl.DataFrame:
-    callers = (
-        pl.concat(operators)
-        .filter(pl.col("caller").is_not_null())
-        .group_by(*keys, "caller")
-        .agg(pl.col("total_ns").sum())
-        .sort("total_ns", "caller", descending=[True, False])
-        .unique(keys, keep="first", maintain_order=True)
-        .drop("total_ns")
-    )
-    best = attribution.heaviest(pl.concat(places), keys)
-    return (
-        _sums(pl.concat(figures), keys)
-        .join(callers, on=keys, how="left", nulls_equal=True)
-        .join(best, on=keys, how="left", nulls_equal=True)
-        .sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
-    )
-
-
-def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
+def _row(row: dict[str, Any], told: tuple[str, bool], everything: int, by: str) -> KernelRow:
+    short, cores = told
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
-
-    def mean(weighted: float | None) -> float | None:
-        if weighted is None:
-            return None
-        return weighted / (total / 1000) if total else 0.0
-
-    launch = {name: row[name] if by == LAUNCH else None for name in _CONFIGURATION}
+    us = total / 1000 or 1.0  # blocks and occupancy are weighted by it: 0 of kernels that take none
+    blocks, occupied = (row[name] / us if row[name] is not None else None for name in ("blocks", "occupied"))
     return KernelRow(
         name=row["name"],
         short_name=short,
         operator=row["caller"],
-        **launch,
+        **{name: row[name] if by == LAUNCH else None for name in _CONFIGURATION},
         calls=row["calls"],
         total_ns=total,
         mean_ns=total / row["calls"],
         min_ns=row["min_ns"],
         max_ns=row["max_ns"],
         share=total / everything if everything else 0.0,
-        blocks_per_sm=mean(row["blocks"]),
-        occupancy_pct=mean(row["occupied"]),
+        blocks_per_sm=blocks,
+        occupancy_pct=occupied,
         tensor_cores=cores,
         launch_delay_ns=row["delay_ns"] / row["launches"] if row["launches"] else None,
         device=row["device"],
@@ -249,7 +235,8 @@ _TAILS = (
     # TensorRT-LLM: types, then the tile
     re.compile(r"(?P<a>(?:bmm|gemm)_\w+?)(?P<b>_t\d+x\d+x\d+(?:u\d+)?)_\w+"),
 )
-_SOURCE_NAME = re.compile(r"\d{1,4}")
+_BEGINNING = re.compile(r"_Z[NLKVr]*")
+_LENGTH = re.compile(r"[1-9]\d{0,3}")
 _LITERAL = re.compile(r"L([a-z])(n?\d{1,18})E")
 _NESTED = re.compile(r"N[KVr]*(?:St|S[0-9A-Z]*_)?")
 _NO_NAME = re.compile(r"DF\d+[b_x]|[ST]\d*_")  # types with a number in them, and references back
@@ -260,27 +247,19 @@ def short_names(names: Sequence[str]) -> list[str]:
     result = [_at_level(name, 0) for name in names]
     for level in range(1, LEVELS):
         counts = Counter(result)
-        again = [number for number, short in enumerate(result) if counts[short] > 1]
-        if not again:
-            return result
-        for number in again:
-            result[number] = _at_level(names[number], level)
-    return _numbered(result)
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """The names with a number behind those that are still alike (cut at the same place)."""
-    counts, seen, taken = Counter(names), Counter[str](), set(names)
-    result = []
-    for name in names:
+        for number, short in enumerate(result):
+            if counts[short] > 1:
+                result[number] = _at_level(names[number], level)
+    # what is still alike, cut at the same place, gets a number
+    counts, seen, taken = Counter(result), Counter[str](), set(result)
+    for at, name in enumerate(result):
         seen[name] += 1
-        number = seen[name]
-        short = name
+        number, short = seen[name], name
         while counts[name] > 1 and (short == name or short in taken):
             short = f"{name} #{number}"
             number += 1
         taken.add(short)
-        result.append(short)
+        result[at] = short
     return result
 
 
@@ -397,10 +376,26 @@ def _telling(arguments: str) -> str | None:
 
 def _mangled(name: str, level: int) -> str:
     """The function of a mangled name and the identifiers and numbers among its template arguments."""
-    spaces, at = _nested(name)
+    words, at = _source_names(name, _BEGINNING.match(name).end())  # type: ignore[union-attr]
+    spaces = [word for word in words if not word.startswith("_GLOBAL__")]  # those are anonymous namespaces
     if not spaces:
         return name
-    arguments = _identifiers(name, at)
+    arguments: list[str] = []
+    while at < len(name):
+        literal = _LITERAL.match(name, at)
+        if literal is not None:
+            value = literal[2].replace("n", "-")
+            arguments.append(str(value != "0").lower() if literal[1] == "b" else value)
+            at = literal.end()
+        elif skipped := _NO_NAME.match(name, at):
+            at = skipped.end()
+        elif nested := _NESTED.match(name, at):
+            words, at = _source_names(name, nested.end())
+            arguments += words[-1:]
+        else:
+            words, after = _source_names(name, at)
+            arguments += words
+            at = max(after, at + 1)
     function = spaces[-1]
     if function in _KNOWN.carriers:
         words = [word for word in arguments if not word.isdigit() and word not in spaces]
@@ -410,58 +405,20 @@ def _mangled(name: str, level: int) -> str:
     return f"{function}<{', '.join(shown)}>" if shown else function
 
 
-def _nested(name: str) -> tuple[list[str], int]:
-    """The names in front of a mangled name's arguments, outermost first, and where they end."""
-    at = 2
-    while at < len(name) and name[at] in "NLKVr":
-        at += 1
-    found, at = _source_names(name, at)
-    return [word for word in found if not word.startswith("_GLOBAL__")], at  # those are anonymous namespaces
-
-
-def _identifiers(name: str, at: int) -> list[str]:
-    """Identifiers and numbers of a mangled name from `at` on; of a nested name the last part."""
-    found: list[str] = []
-    while at < len(name):
-        literal = _LITERAL.match(name, at) if name[at] == "L" else None
-        skipped = _NO_NAME.match(name, at)
-        nested = _NESTED.match(name, at)
-        if literal is not None:
-            found.append(str(bool(int(literal[2]))).lower() if literal[1] == "b" else literal[2].replace("n", "-"))
-            at = literal.end()
-        elif skipped is not None:
-            at = skipped.end()
-        elif nested is not None:
-            words, at = _source_names(name, nested.end())
-            found += words[-1:]
-        else:
-            word, at = _source_name(name, at)
-            found += [word] if word is not None else []
-    return found
-
-
 def _source_names(name: str, at: int) -> tuple[list[str], int]:
-    """The identifiers that follow each other from `at` on, and where they end."""
+    """The identifiers, each with its length in front, that follow each other from `at` on, and where they end."""
     found = []
     while at < len(name):
-        word, after = ("", at + 2) if name.startswith("St", at) else _source_name(name, at)
-        if word is None:
+        if name.startswith("St", at):  # std::
+            at += 2
+            continue
+        match = _LENGTH.match(name, at)
+        end = match.end() + int(match[0]) if match is not None else 0
+        if match is None or end > len(name) or not _WORD.fullmatch(name[match.end() : end]):
             break
-        found += [word] if word else []
-        at = after
+        found.append(name[match.end() : end])
+        at = end
     return found, at
-
-
-def _source_name(name: str, at: int) -> tuple[str | None, int]:
-    """The identifier with its length in front that begins at `at`, and where to go on."""
-    match = _SOURCE_NAME.match(name, at)
-    if match is None or match[0].startswith("0"):
-        return None, at + 1
-    end = match.end() + int(match[0])
-    word = name[match.end() : end]
-    if end > len(name) or not _WORD.fullmatch(word):
-        return None, match.end()
-    return word, end
 
 
 _READ = 4_000  # characters of a name that are looked at

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
@@ -25,17 +24,15 @@ from stepscope.analyze.views.allocated_memory import around
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
-from stepscope.engine.slice_names import python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_and_ancestors
 from stepscope.engine.spans import Base, Span, texts
-from stepscope.engine.user_code import UserCode, user_code
+from stepscope.engine.user_code import UserCode, python_frame, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, OperatorRow
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows
 
 NAME, SHAPES = "name", "shapes"
-_DENSE = 4_000_000  # up to as many possible groups counting is faster than sorting
 _KEYS = ["name", "shapes"]
 _SUMS = (
     *("calls", "host_self_ns", "host_total_ns", "runtime_ns", "weighed_ns"),
@@ -78,27 +75,22 @@ def table(
 
 def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
     """The rows under the names, in the units (µs) and with the rounding of the plugin's operator table."""
-    return [
-        {
-            "name": row.name,
-            "calls": row.calls,
-            **(
-                {
-                    "device_self_duration": round(row.device_self_sum_ns / 1000),
-                    "device_total_duration": round(row.device_total_sum_ns / 1000),
-                }
-                if row.device_self_sum_ns is not None and row.device_total_sum_ns is not None
-                else {}
-            ),
-            "host_self_duration": round(row.host_self_ns / 1000),
-            "host_total_duration": round(row.host_total_ns / 1000),
-            "tc_eligible": "Yes" if row.tensor_core_eligible else "No",
-            "tc_self_ratio": round(row.tensor_core_self_pct or 0.0, 2),
-            "tc_total_ratio": round(row.tensor_core_total_pct or 0.0, 2),
-            "has_call_stack": row.has_call_stack,
-        }
-        for row in rows
-    ]
+    figures = []
+    for row in rows:
+        device = {"device_self_duration": row.device_self_sum_ns, "device_total_duration": row.device_total_sum_ns}
+        host = {"host_self_duration": row.host_self_ns, "host_total_duration": row.host_total_ns}
+        figures.append(
+            {
+                "name": row.name,
+                "calls": row.calls,
+                **{name: round(ns / 1000) for name, ns in (device | host).items() if ns is not None},
+                "tc_eligible": "Yes" if row.tensor_core_eligible else "No",
+                "tc_self_ratio": round(row.tensor_core_self_pct or 0.0, 2),
+                "tc_total_ratio": round(row.tensor_core_total_pct or 0.0, 2),
+                "has_call_stack": row.has_call_stack,
+            }
+        )
+    return figures
 
 
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
@@ -136,6 +128,10 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
     grouped = _Grouped(calls, groups, keys.height, chosen)
     in_steps = chosen & (np.isin(steps, span.steps["step"].to_numpy()) if step is None else True)
     weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
+    able = judged(span.names, calls.rows, eligible)
+    able[calls.device.call[judged(span.names, calls.device.rows, uses_tensor_cores)]] = True
+    stacked = span.series("frame").gather(calls.rows).is_not_null()
+    stacked |= span.series("call_stack").gather(calls.rows).fill_null("") != ""
     ones, outer = np.ones(len(calls), np.int64), ~grouped.inner
     figures = keys.with_columns(
         pl.Series(name, grouped.sum(groups[wanted], values[wanted]))
@@ -151,8 +147,8 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
         )
     ).with_columns(
         *(pl.Series(name, values, pl.Int64) for name, values in {**grouped.device(), **grouped.memory()}.items()),
-        pl.Series("eligible", grouped.any_of(_eligible(calls))),
-        pl.Series("has_call_stack", grouped.any_of(_has_stack(calls))),
+        pl.Series("eligible", grouped.any_of(able | slice_tree.ancestors(calls.caller, np.flatnonzero(able)))),
+        pl.Series("has_call_stack", grouped.any_of(stacked.to_numpy())),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
     keyed = places.join(keys.with_columns(group=pl.int_range(pl.len())), on="group").drop("group")
@@ -169,12 +165,7 @@ def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
         found = texts(span.series("shapes")[calls.rows])
         shapes = [*found.values, None]  # the last for NONE
         code = code * len(shapes) + np.where(found.codes >= 0, found.codes, len(shapes) - 1)
-    count = len(names.values) * len(shapes)
-    if count > _DENSE or (code < 0).any():
-        distinct, groups = np.unique(code, return_inverse=True)
-    else:
-        seen = np.bincount(code, minlength=count) > 0
-        distinct, groups = np.flatnonzero(seen), (np.cumsum(seen) - 1)[code]
+    distinct, groups = np.unique(code, return_inverse=True)
     keys = pl.DataFrame(
         {
             "name": [names.values[number // len(shapes)] if number >= 0 else "" for number in distinct.tolist()],
@@ -219,17 +210,23 @@ class _Grouped:
 
     def memory(self) -> dict[str, Int64 | list[None]]:
         """`_MEMORY`; null where the trace recorded none, or none on a device."""
+        calls = self._calls
+        memory = calls.span.memory
         result: dict[str, Int64 | list[None]] = dict.fromkeys(_MEMORY, [None] * self._count)
-        found = self._calls.memory
-        if found is None:
+        if memory.is_empty():
             return result
-        own = self._chosen[found.call]
-        rows, groups = self._everywhere(found.call)
-        for (self_name, total_name), here in ((_MEMORY[:2], found.on_host), (_MEMORY[2:], ~found.on_host)):
+        kept = np.flatnonzero((memory["bytes"].is_not_null() & memory["track"].is_not_null()).to_numpy())
+        innermost = calls.of(around(calls.span, until_end=True)[kept])
+        kept, call = kept[innermost >= 0], innermost[innermost >= 0]
+        size, device = memory["bytes"][kept].to_numpy(), texts(memory["device"][kept])
+        on_host = device.where(["cpu"]) | (device.codes == NONE)
+        own = self._chosen[call]
+        rows, groups = self._everywhere(call)
+        for (self_name, total_name), here in ((_MEMORY[:2], on_host), (_MEMORY[2:], ~on_host)):
             if here.any():
                 mine, every = own & here, here[rows]
-                result[self_name] = self.sum(self._groups[found.call[mine]], found.bytes[mine])
-                result[total_name] = self.sum(groups[every], found.bytes[rows[every]])
+                result[self_name] = self.sum(self._groups[call[mine]], size[mine])
+                result[total_name] = self.sum(groups[every], size[rows[every]])
         return result
 
     def sum(self, groups: Int64, values: Int64) -> Int64:
@@ -246,30 +243,11 @@ class _Grouped:
         return np.concatenate(positions), np.concatenate(groups)
 
     def _union(self, groups: Int64, slices: Int64) -> Int64:
-        """Length of the union of the device slices of each group. Only those beside others can count twice."""
-        device = self._calls.device
-        beside = self._calls.beside_others[slices]
-        alone, others = slices[~beside], slices[beside]
-        lengths = self.sum(groups[~beside], device.end_ns[alone] - device.start_ns[alone])
-        keys, covered = intervals.union_by(groups[beside], device.start_ns[others], device.end_ns[others])
-        lengths[keys] += covered
+        """Length of the union of the device slices of each group."""
+        device, lengths = self._calls.device, np.zeros(self._count, np.int64)
+        keys, lengths_of = intervals.union_by(groups, device.start_ns[slices], device.end_ns[slices])
+        lengths[keys] = lengths_of
         return lengths
-
-
-def _eligible(calls: Calls) -> Bools:
-    names, device = calls.span.names, calls.device
-    result = judged(names, calls.rows, eligible)
-    result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
-    return result | slice_tree.ancestors(calls.caller, np.flatnonzero(result))
-
-
-def _has_stack(calls: Calls) -> Bools:
-    span = calls.span
-    found = span.series("frame").gather(calls.rows).is_not_null()
-    stacks = span.series("call_stack").gather(calls.rows)
-    if stacks.null_count() < len(stacks):
-        found |= stacks.fill_null("") != ""
-    return found.to_numpy()
 
 
 _OLD_RUNTIME = "Runtime"  # of 2021: times in whole microseconds, and an External id on every call
@@ -284,14 +262,6 @@ class Device(Struct, frozen=True):
     call: Int64
 
 
-class Allocations(Struct, frozen=True):
-    """Allocations and releases of memory while an operator ran: bytes, the innermost call, and where the block is."""
-
-    bytes: Int64
-    call: Int64
-    on_host: Bools
-
-
 class Calls:
     """All calls of operators of a span. `rows` are rows of the span; all else goes by position in `rows`."""
 
@@ -302,7 +272,11 @@ class Calls:
         number[operators] = np.arange(len(operators), dtype=np.int32)
         around = nearest_ancestor(span.parent, span.is_operator)
         caller = number[around[operators]]
-        repeated = _repeated(caller, span.names.codes[operators])
+        codes = span.names.codes[operators]
+        inside = np.flatnonzero(caller >= 0)  # of these calls, those that are the only one in a call of the same name
+        only = np.bincount(caller[inside], minlength=len(caller)) == 1
+        repeated = np.zeros(len(caller), bool)
+        repeated[inside] = only[caller[inside]] & (codes[inside] == codes[caller[inside]])
         root = np.arange(len(operators), dtype=np.int32)
         root[repeated] = caller[repeated]
         root = settled(root).astype(np.int32)
@@ -357,20 +331,6 @@ class Calls:
         return Device(found.rows[known], found.start_ns[known], found.end_ns[known], call[known])
 
     @cached_property
-    def beside_others(self) -> Bools:
-        """Device slices that run while another of `device` does."""
-        device = self.device
-        order = np.argsort(device.start_ns, kind="stable")
-        start, end = device.start_ns[order], device.end_ns[order]
-        begins_inside = np.zeros(len(order), bool)
-        begins_inside[1:] = np.maximum.accumulate(end)[:-1] > start[1:]
-        result = np.zeros(len(order), bool)
-        result[order] = begins_inside
-        # one that others begin in ends after the next one begins
-        result[order[:-1][end[:-1] > start[1:]]] = True
-        return result
-
-    @cached_property
     def has_device(self) -> bool:
         """Whether the trace holds device slices at all."""
         return bool((self.span.is_kernel | self.span.is_copy | self.span.is_fill).any())
@@ -379,19 +339,6 @@ class Calls:
     def device_ns(self) -> Int64:
         """Plain sum of the device slices each call launched itself."""
         return self.summed(self.device.call, self.device.end_ns - self.device.start_ns)
-
-    @cached_property
-    def memory(self) -> Allocations | None:
-        """Allocations and releases by innermost call on their thread; None where the trace recorded no memory."""
-        memory = self.span.memory
-        if memory.is_empty():
-            return None
-        rows = np.flatnonzero((memory["bytes"].is_not_null() & memory["track"].is_not_null()).to_numpy())
-        call = self.of(around(self.span, until_end=True)[rows])
-        known = call >= 0
-        device = texts(memory["device"][rows])
-        on_host = device.where(["cpu"]) | (device.codes == NONE)
-        return Allocations(memory["bytes"][rows].to_numpy()[known], call[known], on_host[known])
 
     def inner(self, groups: Int64) -> Bools:
         """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""
@@ -409,16 +356,6 @@ class Calls:
         known, wanted = ids[operators], ids[rows]
         place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         return np.where(known[place] == wanted, self.of(operators[place]), NONE)
-
-
-def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
-    """Calls that are the only one in a call of the same name."""
-    inside = np.flatnonzero(caller >= 0)
-    only = np.bincount(caller[inside], minlength=len(caller)) == 1
-    repeated = np.zeros(len(caller), bool)
-    outer = caller[inside]
-    repeated[inside] = only[outer] & (codes[inside] == codes[outer])
-    return repeated
 
 
 def settled(number: Rows) -> Int64:

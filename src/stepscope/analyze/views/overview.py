@@ -8,18 +8,26 @@ time of a host without a device is no idle time.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
+from msgspec import Struct
 
 from stepscope.analyze.views.communication import computation, on_host
+from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_cores, uses_tensor_cores
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
-from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
+from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, by_device, work
 from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import trace_steps
+from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import trace_steps
+from stepscope.model.trace import GpuProperties
 from stepscope.model.views import (
     DEVICE,
     DEVICE_PARTS,
@@ -27,12 +35,14 @@ from stepscope.model.views import (
     HOST_PARTS,
     IDLE_PARTS,
     PLUGIN_PARTS,
+    Counter,
+    GpuSummary,
     Overview,
     StepBreakdown,
     Summary,
 )
 from stepscope.tables import categories
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import Bools, Floats, Int64
 
 
 def overviews(base: Base) -> tuple[Overview, ...]:
@@ -165,3 +175,165 @@ def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Interva
         "host_io": host.io,
         "host_python": host.python,
     }
+
+
+def summaries(base: Base, overviews: Sequence[Overview]) -> tuple[GpuSummary, ...]:
+    """One per trace and device that ran a kernel, in order of span and device; none of a trace without overview."""
+    by_span = {overview.span: overview for overview in overviews}
+    return tuple(summary for span in base.spans if span.ref in by_span for summary in _of_span(span, by_span[span.ref]))
+
+
+def sm_load(span: Span, rows: Int64) -> Load | None:
+    """The share of multiprocessors (0 to 1) that these kernels give a block to, over time; None without grid sizes."""
+    blocks = _floats(span, "blocks_per_sm", rows)
+    known = blocks > 0
+    if not known.any():
+        return None
+    rows = rows[known]
+    # one kernel with a block for each is all there is, whatever runs beside it
+    return load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), limit=1.0)
+
+
+def _percent(ns: Int64, flags: Bools, among: Bools | None = None) -> float | None:
+    """The flagged kernels' part of the time of all, or of those `among`; None where these take none."""
+    total = int(ns.sum() if among is None else ns[among].sum())
+    return 100 * int(ns[flags].sum()) / total if total else None
+
+
+def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
+    found = work(span)
+    start = overview.steps[0].start_ns
+    end = overview.steps[-1].start_ns + overview.steps[-1].wall_ns
+    below_eligible = has_ancestor(
+        span.parent, found.operator, span.names.pick(eligible(span.names.values)) & span.is_operator
+    )
+    for device, own in by_device(found).items():
+        chosen = np.flatnonzero(own & found.is_kernel)
+        if not len(chosen):
+            continue
+        rows, starts, ends = found.rows[chosen], found.start_ns[chosen], found.end_ns[chosen]
+        inside = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0)
+        busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
+        sm = sm_load(span, rows)
+        occupancy = _floats(span, "occupancy_percent", rows)
+        occupied = np.where((occupancy >= 0) & np.isfinite(occupancy), inside, 0)  # a missing one does not count
+        mean = float((np.nan_to_num(occupancy) * occupied).sum() / max(int(occupied.sum()), 1))
+        yield GpuSummary(
+            span=span.ref,
+            gpu=span.gpus.get(device) or GpuProperties(device, None, None, None, None, None, None),
+            window_ns=end - start,
+            utilization_pct=100 * busy / (end - start),
+            sm_efficiency_pct=None if sm is None else 100 * float(sm.mean(np.asarray([start, end]))[0]),
+            achieved_occupancy_pct=mean if occupied.any() else None,
+            tensor_core_pct=_percent(inside, judged(span.names, rows, uses_tensor_cores)),
+            tensor_core_plugin_pct=_percent(inside, judged(span.names, rows, plugin_tensor_cores)),
+            kernels=int((inside > 0).sum()),
+            tensor_core_eligible_pct=_percent(inside, below_eligible[chosen], found.operator[chosen] >= 0),
+        )
+
+
+def _floats(span: Span, column: str, rows: Int64) -> Floats:
+    """A column's values at rows; nan where the writer gave none."""
+    values: Floats = span.events[column].cast(pl.Float64).fill_null(math.nan).to_numpy()
+    return values[rows]
+
+
+MAX_BUCKETS = 250
+MAX_BYTES_PER_NS = 1e7  # a copy that claims more is a damaged record
+# metric -> unit, in the order shown
+UNITS = {
+    "utilization_pct": "%",
+    "sm_efficiency_pct": "%",
+    "queue_length": "launches",
+    "copy_bytes_per_s": "bytes/s",
+}
+_NS_PER_S = 1e9
+
+
+def counters(base: Base) -> tuple[Counter, ...]:
+    """By span, device and metric; a metric that the trace has no source for is left out."""
+    return tuple(counter for span in base.spans for counter in _counters_of(span))
+
+
+def _counters_of(span: Span) -> Iterator[Counter]:
+    found = work(span)
+    if not len(found):
+        return
+    windows = trace_steps(span, found)
+    start = min(int(found.start_ns.min()), *windows.start_ns.tolist())
+    end = max(int(found.end_ns.max()), *windows.end_ns.tolist())
+    if end <= start:
+        return
+    bucket = bucket_ns(end - start)
+    edges = np.append(np.arange(start, end, bucket, dtype=np.int64), end)
+    for device, own in by_device(found).items():
+        for metric, values in _of_device(span, found, own, edges):
+            yield Counter(span.ref, device, metric, UNITS[metric], start, end, bucket, tuple(values.tolist()))
+
+
+def bucket_ns(length_ns: int, most: int = MAX_BUCKETS) -> int:
+    """The smallest bucket of 1, 2 or 5 times a power of ten that cuts this length into at most `most`."""
+    sizes = (factor * int(10**power) for power in itertools.count() for factor in (1, 2, 5))
+    return next(size for size in sizes if -(-length_ns // size) <= most)
+
+
+def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tuple[str, Floats]]:
+    kernels = own & found.is_kernel
+    if kernels.any():
+        busy = intervals.covered(intervals.union(found.start_ns[kernels], found.end_ns[kernels]), edges[:-1], edges[1:])
+        yield "utilization_pct", 100 * busy / np.diff(edges)
+        sm = sm_load(span, found.rows[kernels])
+        if sm is not None:
+            yield "sm_efficiency_pct", 100 * sm.mean(edges)
+    launched = np.flatnonzero(own & (found.launch >= 0))
+    if len(launched):  # launches whose first slice on the device has not begun
+        launched = launched[np.lexsort((found.start_ns[launched], found.launch[launched]))]
+        launch, first = np.unique(found.launch[launched], return_index=True)  # a graph is one launch of many kernels
+        queued = load(span.start_ns[launch], found.start_ns[launched[first]], np.ones(len(launch)))
+        yield "queue_length", queued.mean(edges)
+    size = span.column("bytes", found.rows)
+    copies = np.flatnonzero(own & (found.kind == COPY) & (size > 0))
+    if len(copies):  # bytes per ns, each copy's spread evenly over its time
+        starts = found.start_ns[copies]
+        lasting = np.maximum(found.end_ns[copies] - starts, 1)
+        copied = load(starts, starts + lasting, np.minimum(size[copies] / lasting, MAX_BYTES_PER_NS))
+        yield "copy_bytes_per_s", _NS_PER_S * copied.mean(edges)
+
+
+_FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
+
+
+class Load(Struct, frozen=True):
+    """`integral[i]` is the sum of the load over time, in its unit times ns, up to `times[i]`, ns since `origin_ns`."""
+
+    origin_ns: int
+    times: Floats
+    integral: Floats
+
+    def until(self, points_ns: Int64) -> Floats:
+        """The integral up to each of these times."""
+        if not len(self.times):
+            return np.zeros(len(points_ns))
+        return np.interp((points_ns - self.origin_ns).astype(np.float64), self.times, self.integral)
+
+    def mean(self, edges_ns: Int64) -> Floats:
+        """The mean load between each two of these times; no two are the same."""
+        return np.diff(self.until(edges_ns)) / np.diff(edges_ns)
+
+
+def load(start_ns: Int64, end_ns: Int64, amount: Floats, *, limit: float | None = None) -> Load:
+    """The load of slices that each add `amount` (at most a billion) from start to end, never above `limit` in sum."""
+    lasting = end_ns > start_ns
+    starts, ends, amounts = start_ns[lasting], end_ns[lasting], amount[lasting]
+    if not len(starts):
+        return Load(0, np.empty(0), np.empty(0))
+    origin = int(starts.min())
+    fixed = np.rint(amounts * _FIXED).astype(np.int64)
+    times = np.concatenate([starts, ends]) - origin
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    level = np.cumsum(np.concatenate([fixed, -fixed])[order])[:-1] / _FIXED
+    if limit is not None:
+        np.minimum(level, limit, out=level)
+    integral = np.concatenate([[0.0], np.cumsum(level * np.diff(times))])
+    return Load(origin, times.astype(np.float64), integral)

@@ -1,12 +1,15 @@
-"""One table in full: the rows of a view in the grouping, span, device or step that was asked for.
+"""Views of traces as they are asked for: one table in full, and all of them as the report shows them.
 
-Rows are records or mappings of one level, so that each is a line of a CSV file. Where there is none, a reason says what
-to record: an empty table says nothing.
+A table's rows are those of a view in the grouping, span, device or step that was asked for: records or mappings of one
+level, so that each is a line of a CSV file. Where there is none, a reason says what to record: an empty table says
+nothing. `LazyViews` makes each view of the report when it is asked for, the TensorBoard plugin's own too, in its units
+and under its names, worker by worker and span by span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -18,23 +21,30 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.views import (
     allocated_memory,
     communication,
-    distributed,
-    gpus,
     kernels,
     modules,
     operators,
     overview,
 )
+from stepscope.analyze.views.kernels import plugin_kernels
+from stepscope.analyze.views.operators import plugin_operators
+from stepscope.analyze.views.overview import plugin_rows
 from stepscope.engine.spans import Base
+from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
-from stepscope.model.hangs import HangRank, HangVerdict
 from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
-from stepscope.model.metrics import CurveSummary
+from stepscope.model.ranks import HangRank, HangVerdict
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import Views
+from stepscope.model.views import (
+    OperatorRow,
+    Overview,
+    SpanViews,
+    Views,
+)
+from stepscope.tables.arrays import return_freed_memory
 
 ENERGY = "energy"
 NO_TRACE = "no trace of torch.profiler was read"
@@ -43,29 +53,13 @@ NO_DEVICE = (
 )
 NO_OPERATORS = "no trace holds operators: record with ProfilerActivity.CPU"
 NO_MEMORY = "no trace holds allocations: record with profile_memory=True"
-NO_BLOCKS = "the recording of memory does not tell"
-NO_SNAPSHOT = "no memory snapshot was given: write one with torch.cuda.memory._dump_snapshot"
-NO_FAILURE = "no allocation failed while memory was recorded"
 NO_MODULES = "no trace holds modules: record with with_stack=True"
-NO_STACKS = "no call stack behind that operator: check its name, or record with with_stack=True"
 NO_COMPILER = (
     "no compiler was seen: record with `stepscope run` a script that uses torch.compile or torch_xla, or give a report "
     "of torch_xla"
 )
-NO_COMPILE = "nothing was compiled"
-NO_CHANGE = "the compiler told of no change of a value, shape or type"
 NO_STEPS = "no step is known in which something was compiled"
-NO_BREAK = "no graph broke"
-BREAKS_UNSEEN = "graph breaks were not watched: they are told by torch.compile in a recording of `stepscope run`"
-NO_TRANSFER = "nothing was moved to the host by what was watched"
-TRANSFERS_UNSEEN = "transfers were not watched: they are told by traces and by reports of torch_xla"
 NO_CURVES = "neither steps nor metrics nor telemetry were recorded"
-NO_ENERGY = "no telemetry was recorded, and so no energy: record with `stepscope run`"
-NO_HANG = "no dump of a flight recorder and no report of `ncclras -f json` was given"
-NO_OPEN_CALL = "no call is open in the dumps"
-NO_RANK = "no rank is named by what was given"
-NO_SUCH_CURVE = "no metric has a value there: its names are those of --table metrics --group curve"
-NO_METRICS = "no report of torch_xla was read, and torch_xla was not used in the run"
 
 
 class Selection(Struct, frozen=True):
@@ -179,7 +173,7 @@ def reasons(base: Base, views: Views) -> dict[str, str]:
     }
     absent = {name: why if base.spans else NO_TRACE for name, (there, why) in found.items() if not there}
     if views.distributed is None:
-        absent["distributed"] = distributed.why_absent(base) or communication.NO_COLLECTIVES
+        absent["distributed"] = communication.why_not_distributed(base) or communication.NO_COLLECTIVES
     return absent
 
 
@@ -202,8 +196,10 @@ def _overview(source: Source, selection: Selection) -> Rows:
         for part, summary in parts.items()
     ]
     bare = [item.span.label for item in overview.overviews(source.base) if not item.has_steps]
-    notes = (f"no step is marked in {', '.join(bare[:4])}: its whole length counts as one",) if bare else ()
-    return Rows(found, notes=notes)
+    return Rows(
+        found,
+        notes=(f"no step is marked in {', '.join(bare[:4])}: its whole length counts as one",) if bare else (),
+    )
 
 
 def _steps(source: Source, selection: Selection) -> list[dict[str, Any]]:
@@ -239,7 +235,7 @@ def _counters(source: Source, selection: Selection) -> list[dict[str, Any]]:
             "since_start_ns": at * item.bucket_ns,
             "value": value,
         }
-        for item in _chosen(source, selection, gpus.counters(source.base))
+        for item in _chosen(source, selection, overview.counters(source.base))
         for at, value in enumerate(item.values)
     ]
 
@@ -252,15 +248,15 @@ def _communication(source: Source, selection: Selection) -> Rows:
 def _distributed_part(part: str) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
         source.chosen(selection)  # raises for what there is not, also where no view is made
-        view = distributed.view(source.base)
+        view = communication.distributed(source.base)
         if view is None:
-            return Rows((), distributed.why_absent(source.base))
+            return Rows((), communication.why_not_distributed(source.base))
         return Rows(_chosen(source, selection, getattr(view, part)), notes=view.notes)
 
     return Table(make, communication.NO_COLLECTIVES)
 
 
-def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> Table:
+def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str | None = None) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
         view = allocated_memory.view(source.base, source.recordings, source.context.code)
         if view is None:
@@ -272,7 +268,7 @@ def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_B
                 found = [row for row, value in zip(found, has, strict=True) if value in (None, wanted)]
         return Rows(found, notes=view.notes)
 
-    return Table(make, absent)
+    return Table(make, absent or "the recording of memory does not tell")
 
 
 def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
@@ -293,14 +289,17 @@ def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
 
 
 def _compiler_part(
-    part: Callable[[CompilersView], Sequence[Any]], absent: str | Callable[[CompilersView], str]
+    part: Callable[[CompilersView], Sequence[Any]], absent: str, figure: str = "", unseen: str = ""
 ) -> _Make:
+    """Where it is empty there is `absent`; or `unseen`, where no backend knows `figure`."""
+
     def make(source: Source, _: Selection) -> Rows:
         view = source.compilers
         if view is None:
             return Rows((), NO_COMPILER)
         found = part(view)
-        return Rows(found, None if found else absent if isinstance(absent, str) else absent(view), view.notes)
+        seen = not figure or any(getattr(facts, figure) is not None for facts in view.backends)
+        return Rows(found, None if found else absent if seen else unseen, view.notes)
 
     return make
 
@@ -358,7 +357,9 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
 def _hang_part(part: Callable[[HangVerdict], Sequence[Any]], absent: str) -> Table:
     def make(source: Source, _: Selection) -> Rows:
         verdict = source.hang
-        return Rows((), NO_HANG) if verdict is None else Rows(part(verdict), notes=(verdict.sentence, *verdict.notes))
+        if verdict is None:
+            return Rows((), "no dump of a flight recorder and no report of `ncclras -f json` was given")
+        return Rows(part(verdict), notes=(verdict.sentence, *verdict.notes))
 
     return Table(make, absent)
 
@@ -372,24 +373,26 @@ def _rank(row: HangRank) -> dict[str, Any]:
 def _energy(source: Source, _: Selection) -> Rows:
     found = source.energy
     if found is None:
-        return Rows((), NO_ENERGY)
+        return Rows((), "no telemetry was recorded, and so no energy: record with `stepscope run`")
     return Rows(found.domains, found.absent, (*found.warnings, *found.notes))
 
 
-def _values(source: Source, selection: Selection) -> Rows:
-    tables = source.base.tables
-    found = _chosen_values(source, selection).sort("time_ns", maintain_order=True)
+def _metric_values(source: Source, selection: Selection) -> Rows:
+    tables, found = source.base.tables, _chosen_values(source, selection)
+    if selection.group == "curve":
+        return Rows(list(map(curves.summary, curves.made(tables, found))))
+    found = found.sort("time_ns", maintain_order=True)
     if found.is_empty():
-        return Rows((), NO_SUCH_CURVE if curves.processes(tables) or tables.system.height else None)
+        known = curves.processes(tables) or tables.system.height
+        return Rows(
+            (), "no metric has a value there: its names are those of --table metrics --group curve" if known else None
+        )
     origin = tables.run.started_ns or found["time_ns"][0]
     since = (pl.col("time_ns") - origin).alias("since_start_ns")
-    shown = found.head(selection.top or found.height)
-    columns = shown.select("step", "time_ns", since, "name", "value", "source", "rank", "process")
+    columns = found.head(selection.top or found.height).select(
+        "step", "time_ns", since, "name", "value", "source", "rank", "process"
+    )
     return FirstRows(columns.to_dicts(), total=found.height)
-
-
-def _curves(source: Source, selection: Selection) -> list[CurveSummary]:
-    return list(map(curves.summary, curves.made(source.base.tables, _chosen_values(source, selection))))
 
 
 def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
@@ -406,11 +409,6 @@ def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
     return found if selection.name is None else curves.matching(found, selection.name)
 
 
-def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], str]:
-    """Why a table is empty: there was `none`, or where no backend knows that figure it was `unseen`."""
-    return lambda view: none if any(getattr(facts, figure) is not None for facts in view.backends) else unseen
-
-
 def _by_group(**makers: _Make) -> Table:
     names = tuple(makers)
     return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), groups=names)
@@ -420,7 +418,7 @@ TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
     "gpus": Table(
-        lambda source, by: _chosen(source, by, gpus.summaries(source.base, overview.overviews(source.base))),
+        lambda source, by: _chosen(source, by, overview.summaries(source.base, overview.overviews(source.base))),
         NO_DEVICE,
         takes=("device",),
     ),
@@ -430,7 +428,7 @@ TABLES: dict[str, Table] = {
         ("name", "shapes"),
         ("step",),
     ),
-    "stacks": Table(_stacks, NO_STACKS),
+    "stacks": Table(_stacks, "no call stack behind that operator: check its name, or record with with_stack=True"),
     "kernels": Table(
         lambda source, by: kernels.table(source.base, span=source.only(by), by=by.group or "name", device=by.device),
         NO_DEVICE,
@@ -442,36 +440,127 @@ TABLES: dict[str, Table] = {
     "memory-operators": _memory_part(lambda view: view.operators),
     "memory-lines": _memory_part(lambda view: view.lines),
     "memory-blocks": _memory_part(lambda view: view.blocks),
-    "memory-states": _memory_part(lambda view: view.states, NO_SNAPSHOT),
-    "out-of-memory": _memory_part(lambda view: view.out_of_memory, NO_FAILURE),
+    "memory-states": _memory_part(
+        lambda view: view.states,
+        "no memory snapshot was given: write one with torch.cuda.memory._dump_snapshot",
+    ),
+    "out-of-memory": _memory_part(lambda view: view.out_of_memory, "no allocation failed while memory was recorded"),
     "modules": Table(lambda source, by: getattr(modules.tree(source.base, source.only(by)), "nodes", ()), NO_MODULES),
     "counters": Table(_counters, NO_DEVICE, takes=("device",)),
     "communication": Table(_communication, communication.NO_COLLECTIVES),
     "distributed": _distributed_part("workers"),
     "distributed-collectives": _distributed_part("collectives"),
     "compiles": _by_group(
-        cause=_compiler_part(_causes("compile", "recompile", "limit_hit", "failure"), NO_COMPILE),
-        change=_compiler_part(_changes, NO_CHANGE),
+        cause=_compiler_part(_causes("compile", "recompile", "limit_hit", "failure"), "nothing was compiled"),
+        change=_compiler_part(_changes, "the compiler told of no change of a value, shape or type"),
     ),
     "compile-steps": _by_group(
         kind=_compiler_part(lambda view: view.steps, NO_STEPS),
         step=_compiler_part(lambda view: view.points, NO_STEPS),
     ),
-    "graph-breaks": Table(_compiler_part(_causes("graph_break"), _unseen("graph_breaks", NO_BREAK, BREAKS_UNSEEN))),
+    "graph-breaks": Table(
+        _compiler_part(
+            _causes("graph_break"),
+            "no graph broke",
+            "graph_breaks",
+            "graph breaks were not watched: they are told by torch.compile in a recording of `stepscope run`",
+        )
+    ),
     "transfers": Table(
-        _compiler_part(_causes("transfer", "fallback"), _unseen("transfers", NO_TRANSFER, TRANSFERS_UNSEEN))
+        _compiler_part(
+            _causes("transfer", "fallback"),
+            "nothing was moved to the host by what was watched",
+            "transfers",
+            "transfers were not watched: they are told by traces and by reports of torch_xla",
+        )
     ),
-    "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
+    "xla-metrics": Table(
+        _compiler_part(_metrics, "no report of torch_xla was read, and torch_xla was not used in the run")
+    ),
     ENERGY: Table(_energy),
-    "pending-calls": _hang_part(lambda verdict: verdict.calls, NO_OPEN_CALL),
-    "hang-ranks": _hang_part(lambda verdict: [*map(_rank, verdict.ranks)], NO_RANK),
-    "metrics": Table(
-        lambda source, by: (_curves if by.group == "curve" else _values)(source, by),
-        NO_CURVES,
-        ("value", "curve"),
-        ("step", "worker"),
-    ),
+    "pending-calls": _hang_part(lambda verdict: verdict.calls, "no call is open in the dumps"),
+    "hang-ranks": _hang_part(lambda verdict: [*map(_rank, verdict.ranks)], "no rank is named by what was given"),
+    "metrics": Table(_metric_values, NO_CURVES, ("value", "curve"), ("step", "worker")),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
 HANG_TABLES = frozenset({"pending-calls", "hang-ranks"})
 UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not made from traces
+
+
+def _made(make: Callable[[Any], Any]) -> Any:
+    """A view that is made when it is first asked for, and kept."""
+    return cached_property(make)
+
+
+class _SpanViews(SpanViews):
+    def __init__(self, views: LazyViews, span: SpanRef) -> None:
+        self.__dict__.update(_views=views, span=span)  # what it inherits from is frozen
+
+    overview = _made(lambda one: one._views.overviews.get(one.span))
+    gpus = _made(lambda one: tuple(item for item in one._views.summaries if item.span == one.span))
+    operators = _made(lambda one: operators.table(one._views.base, span=one.span))
+    kernels = _made(lambda one: kernels.table(one._views.base, span=one.span))
+
+
+class LazyViews(Views):
+    """All views of traces, and of recordings of memory, of which there is one or the other."""
+
+    def __init__(self, base: Base, recordings: Sequence[MemoryRecording], code: UserCode) -> None:
+        self.__dict__.update(base=base, _recordings=recordings, _code=code)  # what it inherits from is frozen
+
+    base: Base
+    _recordings: Sequence[MemoryRecording]
+    _code: UserCode
+
+    @cached_property
+    def memory(self) -> MemoryView | None:
+        found = allocated_memory.view(self.base, self._recordings, self._code)
+        return_freed_memory(self.base.tables.events.height)
+        return found
+
+    @cached_property
+    def overviews(self) -> Mapping[SpanRef, Overview]:
+        """Of the spans that have one."""
+        self.memory  # noqa: B018 - needs most memory for itself, so while others hold none yet
+        return {item.span: item for item in overview.overviews(self.base)}
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
+        return_freed_memory(self.base.tables.events.height)
+        return found
+
+    summaries = _made(lambda views: overview.summaries(views.base, tuple(views.overviews.values())))
+    spans = _made(lambda views: tuple(_SpanViews(views, span.ref) for span in views.base.spans))
+    kernels = _made(lambda views: views.spans[0].kernels if len(views.spans) == 1 else kernels.table(views.base))
+    modules = _made(lambda views: modules.tree(views.base))
+    counters = _made(lambda views: overview.counters(views.base))
+    communication = _made(lambda views: communication.collectives(views.base))
+    distributed = _made(lambda views: communication.distributed(views.base))
+    tensorboard = _made(lambda views: tensorboard(views.spans))
+    absent = _made(lambda views: reasons(views.base, views))
+
+
+MAX_ROWS = 500  # of operators and of kernels
+MAX_SPANS = 64
+_GPU_FIGURES = ("utilization_pct", "sm_efficiency_pct", "achieved_occupancy_pct", "tensor_core_pct")
+
+
+def tensorboard(spans: Sequence[SpanViews]) -> dict[str, Any]:
+    """{"workers": {worker: {"spans": {number: {...}}}}}; numbers of spans are texts, from "1" on."""
+    workers: dict[str, Any] = {}
+    for views in spans[:MAX_SPANS]:
+        own = workers.setdefault(views.span.worker, {"spans": {}})
+        gpus_of = {
+            str(gpu.gpu.device): {
+                name: None if (value := getattr(gpu, name)) is None else round(value, 2) for name in _GPU_FIGURES
+            }
+            for gpu in views.gpus
+        }
+        own["spans"][str(views.span.span)] = {
+            **(plugin_rows(views.overview) if views.overview is not None else {}),
+            "gpu": gpus_of,
+            "operators": plugin_operators(views.operators[:MAX_ROWS]),
+            "kernels": plugin_kernels(views.kernels[:MAX_ROWS]),
+        }
+    return {"workers": workers}

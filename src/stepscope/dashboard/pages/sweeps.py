@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.analyze.pictures import contour_lines
+from stepscope.analyze.pictures.curve_lines import contour
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
 from stepscope.dashboard.pages import PageContext
@@ -343,7 +343,7 @@ def _contour(document: Row) -> Iterator[Block]:
     if len(columns) > 1 and all(_numbers(param["choices"]) or not param["choices"] for param in (across, up)):
         low, high = min(map(min, rows)), max(map(max, rows))
         for level in (low + (high - low) * at / LEVELS for at in range(1, LEVELS)):
-            for start, end in contour_lines.pieces(rows, level):
+            for start, end in contour(rows, level):
                 lines.append([_between(columns, start[0]), start[1] + 0.5, _between(columns, end[0]), end[1] + 0.5])
     trials = [trial["params"] for trial in _done(document)]
     placed = [(_position(across, own.get(across["name"])), _row(up, places, own.get(up["name"]))) for own in trials]

@@ -44,7 +44,7 @@ _NO_TRACE = (
 
 def build(context: PageContext) -> list[Block]:
     """The timeline of the whole run, whose first window stands at the moments, the steps or the span asked for."""
-    from stepscope.analyze.pictures.timeline_viewport import moments
+    from stepscope.analyze.pictures.timeline_queries import moments
 
     run = context.base
     if empty(context):
@@ -136,7 +136,7 @@ def window(
     steps: tuple[int, int] | None = None,
 ) -> Document:
     """The TimelineWindow from `from_ns` to `to_ns`; without them of `steps`, or of the first traces."""
-    from stepscope.analyze.pictures import timeline_viewport as windows
+    from stepscope.analyze.pictures import timeline_queries as windows
 
     timeline = run.timeline
     worker = _worker(timeline, worker)
@@ -150,7 +150,7 @@ def window(
 
 def detail(run: Run, identifier: int) -> Document:
     """The SliceDetail of one slice; raises `UsageError` where there is none."""
-    from stepscope.analyze.pictures.slice_detail import detail as detail_of
+    from stepscope.analyze.pictures.timeline_queries import detail as detail_of
 
     facts = run.tables.run
     shorten = Shortener({"cwd": facts.cwd, "user_roots": facts.user_roots})
@@ -172,7 +172,7 @@ def _place(found: StackPlace, shorten: Shortener) -> Document:
 
 def search(run: Run, text: str, *, worker: str | None = None, limit: int = 200) -> Document:
     """The SearchResult: slices whose name contains `text`, in order of time, whatever the case of letters."""
-    from stepscope.analyze.pictures.timeline_viewport import search as search_in
+    from stepscope.analyze.pictures.timeline_queries import search as search_in
 
     timeline = run.timeline
     found = search_in(timeline, text[:MAX_TEXT], worker=_worker(timeline, worker), limit=limit)
@@ -237,7 +237,7 @@ def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | No
 
 def _embedded(run: Run, timeline: Timeline) -> Document:
     """The block of the single-file report: a few traced steps with as many slices and details as fit."""
-    from stepscope.analyze.pictures.timeline_viewport import moments, viewport
+    from stepscope.analyze.pictures.timeline_queries import moments, viewport
 
     from_ns, to_ns = _middle_steps(timeline) or moments(timeline)
     to_ns = max(to_ns, from_ns + 1)

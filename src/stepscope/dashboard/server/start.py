@@ -44,7 +44,7 @@ class Opener:
         """Whether a browser was started. Nothing fails where there is none."""
         import webbrowser
 
-        from stepscope.cached import default_folder
+        from stepscope.files import default_folder
 
         folder = default_folder()  # in the user's home: browsers in a sandbox see no temporary files of others
         target = html.escape(address, quote=True)

@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.alarms import Alarms
-from stepscope.record.agent.batch_log import BatchLog
-from stepscope.record.agent.batches import Batches
+from stepscope.record.agent.batches import Batches, BatchLog
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.patches import Probe
 
 
-StepListener = Callable[[Optional[StepRow], int], None]
+StepListener = Callable[[Optional[StepRow], int], Any]
 # (module of `probes`, class, package it is for) of each, installed in this order, taken out in reverse
 ProbeTable = Tuple[Tuple[str, str, str], ...]
 
@@ -73,6 +72,11 @@ class ProbeSet:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
         self._probes.append(probe)
 
+    def module_imported(self, name: str) -> None:
+        """Told of modules that probes wait for."""
+        for probe in self._probes:
+            self._guarded(probe.name, probe.module_imported, name)
+
     def suspend(self, reason: str) -> None:
         """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""
         if self.suspended:
@@ -98,13 +102,13 @@ class ProbeSet:
             self._take_out(probe)
         self._probes.clear()
 
-    def _take_out(self, probe: Probe) -> None:
-        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
-        self._guarded(probe.name + ".uninstall", probe.uninstall)
-
     def _make(self, module: str, class_name: str) -> Probe:
         probe: Probe = getattr(import_module("stepscope.record.agent.probes." + module), class_name)(self._agent)
         return probe
+
+    def _take_out(self, probe: Probe) -> None:
+        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
+        self._guarded(probe.name + ".uninstall", probe.uninstall)
 
     def _guarded(self, name: str, action: Callable[..., Any], *arguments: Any) -> Any:
         return self._agent.guard.wrap(name, action, inject=False)(*arguments)
@@ -159,8 +163,6 @@ class Agent:
         self.alarms = Alarms(self)
         self.batch_log = BatchLog(self)
 
-    # ------------------------------------------------------------------------------------------------ life cycle
-
     def abandon(self) -> bool:
         """In a forked child: touch no file of the parent's. False where recording had ended before."""
         was_recording, self._finished = not self._finished, True
@@ -213,8 +215,6 @@ class Agent:
         }
         append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
 
-    # ------------------------------------------------------------------------------------------- what others add
-
     def add_step_listener(
         self, listener: StepListener, probe: str, every_step: Callable[[], bool] | None = None
     ) -> None:
@@ -251,8 +251,6 @@ class Agent:
         for hook in self.after_compile:
             hook()
 
-    # ------------------------------------------------------------------------------------------- who may report
-
     def accepts(self, strong: bool = False) -> bool:
         """Whether the calling thread is the one whose steps are cut.
 
@@ -281,8 +279,6 @@ class Agent:
     def observes(self) -> bool:
         """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
         return self._owner is None or threading.get_ident() == self._owner
-
-    # ------------------------------------------------------------------------------------------------- internals
 
     def _run_end_hooks(self) -> None:
         hooks, self._end_hooks = self._end_hooks, []
@@ -322,17 +318,14 @@ class Agent:
             self.regions_written = False
             self.flush_regions()
         if self.config.max_steps is not None and not self._limit_reached:
-            self._count_towards_limit(row.kind, self.config.max_steps)
-
-    def _count_towards_limit(self, kind: str, limit: int) -> None:
-        self._counted[kind] += 1
-        steps = self._counted["train"] or self._counted["eval"]
-        if steps >= limit:
-            self._limit_reached = True
-            self._run_end_hooks()
-            self.journal.write("exit", reason="max_steps", step=None)
-            told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
-            append_line(os.path.join(self.config.host_dir, "max-steps"), told)
+            self._counted[row.kind] += 1
+            steps = self._counted["train"] or self._counted["eval"]
+            if steps >= self.config.max_steps:
+                self._limit_reached = True
+                self._run_end_hooks()
+                self.journal.write("exit", reason="max_steps", step=None)
+                told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
+                append_line(os.path.join(self.config.host_dir, "max-steps"), told)
 
     def _report_fault(self, probe: str, error: str) -> None:
         self.faults[probe] = error

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
 from stepscope.record.agent.batches import NAMES_LIMIT
 from stepscope.record.agent.metrics import as_json
-from stepscope.record.agent.origins import Origins
-from stepscope.record.agent.outputs import Outputs
+from stepscope.record.agent.origins import Origins, Outputs
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.metrics import Series
-    from stepscope.record.agent.segments import StepRow
     from stepscope.record.agent.steps import Use
 
 NAME, SEARCH = "alarms", "search"
@@ -38,7 +36,7 @@ LEVELLED = 1.3  # times that the first half of such a part is above the second, 
 LONG_TAIL = 2.0  # times the highest of those parts above their median
 SMALLEST = 0.1  # of the upper quartile of the first values: a loss near 0 leaps by large factors, and means nothing
 SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
-DUE = 128  # new values after which the rough limit is made anew: 70 us then, half a microsecond a value
+DUE = WINDOW  # new values after which the rough limit is made anew: 70 us then, a third of a microsecond a value
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
 QUIET_STEPS = 50
 EVENTS_LIMIT = 20
@@ -115,17 +113,20 @@ class Watched:
         self._values.extend(values)
         self._part += values
         if len(self._part) >= PART:
-            self._make_part()
+            part, self._part = self._part[-PART:], []
+            early, late = _median(part[: PART // 2]), _median(part[PART // 2 :])
+            if abs(early) <= LEVELLED * abs(late):
+                middle = _median(part)
+                self._parts.append((middle, max(part) - middle))
         self._new += len(values)
         if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
-            self._make_limit()
-
-    def _make_part(self) -> None:
-        part, self._part = self._part[-PART:], []
-        early, late = _median(sorted(part[: PART // 2])), _median(sorted(part[PART // 2 :]))
-        if abs(early) <= LEVELLED * abs(late):
-            middle = _median(sorted(part))
-            self._parts.append((middle, max(part) - middle))
+            # The limit is half the score, for what is judged against the last values exactly.
+            self._new, known = 0, list(self._values)
+            if len(known) >= LEAST_BEFORE:
+                if not self._smallest:
+                    self._smallest = SMALLEST * sorted(map(abs, known))[3 * len(known) // 4]
+                usual, spread, _ = _expected(known)
+                self._limit = usual + SCORE / 2 * spread
 
     def number_in(self, start_ns: int, time_ns: int) -> int | None:
         """How many values of the series came before `time_ns`, from `start_ns` on; None where they are forgotten."""
@@ -138,19 +139,9 @@ class Watched:
         values = self._values
         return (min(values), max(values)) if len(values) >= LEAST_BEFORE else (None, None)
 
-    def _make_limit(self) -> None:
-        """Half the score, for what is judged against the last values exactly."""
-        self._new = 0
-        values = list(self._values)
-        if len(values) >= LEAST_BEFORE:
-            if not self._smallest:
-                self._smallest = SMALLEST * sorted(map(abs, values))[3 * len(values) // 4]
-            usual, spread, _ = _expected(values)
-            self._limit = usual + SCORE / 2 * spread
-
     def _leaps(self, value: float) -> bool:
         values = list(self._values)
-        usual = _median(sorted(values))
+        usual = _median(values)
         if value - usual < max(self._smallest, SMALLEST_CHANGE * abs(usual)) or not _stands_out(value, values):
             return False
         like = (tail for middle, tail in self._parts if abs(middle) <= LIKE * abs(usual))
@@ -171,17 +162,17 @@ def _expected(values: list[float]) -> tuple[float, float, float]:
     rounding reaches.
     """
     half = len(values) // 2
-    early, late = _median(sorted(values[:half])), _median(sorted(values[half:]))
+    early, late = _median(values[:half]), _median(values[half:])
     slope = (late - early) / half
     first = early - slope * half / 2
-    rest = sorted([value - first - slope * at for at, value in enumerate(values)])
+    rest = [value - first - slope * at for at, value in enumerate(values)]
     usual, middle = max(late, first + slope * (len(values) - 1)), _median(rest)
-    distance = _median(sorted([abs(value - middle) for value in rest]))
-    return usual, max(SIGMA * distance, 1e-3 * abs(usual), 1e-12), rest[-1]
+    distance = _median([abs(value - middle) for value in rest])
+    return usual, max(SIGMA * distance, 1e-3 * abs(usual), 1e-12), max(rest)
 
 
-def _median(ordered: list[float]) -> float:
-    half = len(ordered) // 2
+def _median(values: list[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
@@ -260,10 +251,11 @@ class Alarms:
         self._search = Search(agent)
         self._passes: deque[int] = deque(maxlen=PASSES_LIMIT)  # when backward passes began
         agent.metrics.listeners.append(agent.guard.wrap(NAME, self._heard))
-        agent.add_boundary_hook(self._at_boundary, NAME)
+        agent.add_boundary_hook(lambda _row, _now_ns: self._settle() if self._pending else None, NAME)
         agent.add_end_hook(self._settle, NAME)
         agent.add_finish_hook(self._at_finish, NAME)
-        self.finish = agent.guard.wrap(NAME, self._finish, inject=False)
+        # All steps are written: say what is left.
+        self.finish = agent.guard.wrap(NAME, lambda: self._settle(last=True), inject=False)
 
     def _heard(self, series: Series, times: Sequence[int], values: list[float]) -> None:
         if series.source == "scaler":
@@ -288,18 +280,10 @@ class Alarms:
             if any(self._is_lost(doubt, series) for doubt in found):
                 self._search.goes_on()
 
-    def _at_boundary(self, _row: StepRow | None, _now_ns: int) -> None:
-        if self._pending:
-            self._settle()
-
     def _at_finish(self) -> None:
         steps = self._agent.steps
         steps.settle()
         self._under_way = steps.open_use()
-
-    def _finish(self) -> None:
-        """All steps are written: say what is left."""
-        self._settle(last=True)
 
     def _settle(self, last: bool = False) -> None:
         """Write the alarms whose step is over."""
@@ -309,7 +293,9 @@ class Alarms:
         starts = [use.start_ns for use in uses]
         pending, self._pending = sorted(self._pending, key=lambda alarm: alarm[0].time_ns), []
         for doubt, series in pending:
-            moment = self._moment(doubt, series)
+            moment = doubt.time_ns
+            if series.source == "clipping":  # a norm is of the backward pass before it, as in the table of metrics
+                moment = max((time for time in self._passes if time <= moment), default=moment)
             at = bisect_right(starts, moment) - 1
             searched = self._is_lost(doubt, series) and self._search.is_under_way
             if not last and (searched or not uses or moment >= uses[-1].end_ns):
@@ -324,12 +310,6 @@ class Alarms:
             if self._is_new(doubt, series, before[-1].step if before else 0):
                 self._written += 1
                 self._write(doubt, series, before if known else [], origin)
-
-    def _moment(self, doubt: Doubt, series: Series) -> int:
-        """What the step of a value is told by: a norm is of the backward pass before it, as in the table of metrics."""
-        if series.source == "clipping":
-            return max((time for time in self._passes if time <= doubt.time_ns), default=doubt.time_ns)
-        return doubt.time_ns
 
     def _is_lost(self, doubt: Doubt, series: Series) -> bool:
         """Whether it is not finite, and no norm that a GradScaler looks for its scale by."""
@@ -354,7 +334,12 @@ class Alarms:
         before: list[Batch] = []
         if uses and uses[-1].iterator is not None:
             use = uses[-1]
-            first, last = self._of_value(doubt, series, use)
+            # The batches of the step that the value is of: one, where each had a backward pass.
+            first, last = use.first, use.first + use.batches - 1
+            number = self._watched[id(series)].number_in(use.start_ns, doubt.time_ns)
+            one_each = series.source == "backward" and use.passes == use.batches
+            if one_each and number is not None and number < use.batches:
+                first = last = use.first + number
             suspects = _batches(use, first, last)
             before = _batches(use, use.first, first - 1)
             for other in reversed(uses[:-1]):
@@ -376,13 +361,6 @@ class Alarms:
             origin=origin,
             batches=self._described(suspects, before[-BATCHES_BEFORE:]),
         )
-
-    def _of_value(self, doubt: Doubt, series: Series, use: Use) -> tuple[int, int]:
-        """The first and the last batch of the step that the value is of: one, where each had a backward pass."""
-        number = self._watched[id(series)].number_in(use.start_ns, doubt.time_ns)
-        if series.source == "backward" and use.passes == use.batches and number is not None and number < use.batches:
-            return use.first + number, use.first + number
-        return use.first, use.first + use.batches - 1
 
     def _described(self, suspects: list[Batch], before: list[Batch]) -> list[dict[str, Any]]:
         """In order of use; there is room for the suspects first."""

@@ -5,23 +5,38 @@ batches out in the order in which it asked. The lists themselves are kept, a few
 when something is written. What torch's own samplers give passes into them by iterators of the standard library, without
 a line of ours; of other samplers every list is looked at, and copied. Nothing of the script is called: the name of a
 sample is what a plain list of the data set holds at its place.
+
+As long as there is room, what each step was trained on goes to `batches.jsonl` in the folder of the process: twice a
+second, and before it would be forgotten, the new lists are written together as packed numbers, and runs of steps with
+the numbers of the batches that they used. A line holds `uses`: [first step, iterator, its first batch, batches of each
+step, steps], and `lists`, by iterator: `first` (batch), `sizes` (of each, or of all), `code` (of `array`) and
+`indices` (little-endian, base64), or a `reason` for none.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import weakref
+from array import array
+from base64 import b64encode
 from bisect import bisect_right
 from collections import deque
-from itertools import tee
+from itertools import chain, tee
 from numbers import Integral
 from operator import itemgetter
 from types import GeneratorType
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
+from stepscope.record.agent.journal import LineFile
 from stepscope.record.agent.masking import mask_text
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.segments import StepRow
+
 
 # Of an iterator. Short steps are cut 256 at a time at most and their values read then, 64 together; workers are sent
 # some batches ahead.
@@ -104,7 +119,8 @@ class Kept:
             elif self.lists and self.lists[-1][1] is indices:
                 self.reason = REFILLED
         self.lists.append((number, indices))
-        while len(self.lists) > self.least and _size(indices) * len(self.lists) > INTS_LIMIT:
+        size = len(indices) if indices.__class__ in _PLAIN else 1
+        while len(self.lists) > self.least and size * len(self.lists) > INTS_LIMIT:
             self.lists.popleft()
 
     def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
@@ -185,10 +201,6 @@ class Batches:
         return described
 
 
-def _size(indices: Any) -> int:
-    return len(indices) if indices.__class__ in _PLAIN else 1
-
-
 def sample_name(dataset: Any, index: int) -> tuple[str | None, int | str | None]:
     """(file, target) of a sample as plain lists of the data set hold them, each None where there is no such list."""
     data: Any = sys.modules["torch"].utils.data
@@ -215,7 +227,12 @@ def _named(state: dict[str, Any], index: int) -> tuple[str | None, int | str | N
     entry = next((found for found in (_entry(state.get(name), index) for name in LISTS) if found is not None), None)
     if entry is None:
         others = (_entry(value, index) for value in list(state.values())[:OTHERS_LIMIT])
-        entry = next((found for found in others if _is_path(found[0] if _is_pair(found) else found)), None)
+        for found in others:  # one that may name a file: no text of a data set of texts
+            first = found[0] if found.__class__ is tuple and len(found) else found
+            is_text = first.__class__ is str
+            if PATH.fullmatch(first[: TEXT_LIMIT + 1]) if is_text else isinstance(first, os.PathLike):
+                entry = found
+                break
     parts = entry if entry.__class__ is tuple else (entry,)
     file = next((_text(part) for part in parts if isinstance(part, (str, os.PathLike))), None)
     target = parts[1] if len(parts) > 1 else _entry(state.get("targets"), index)
@@ -231,18 +248,95 @@ def _entry(entries: Any, index: int) -> Any:
     return entries[index] if entries.__class__ in _LISTS and index < len(entries) else None
 
 
-def _is_pair(entry: Any) -> bool:
-    return entry.__class__ is tuple and len(entry) > 0
-
-
-def _is_path(value: Any) -> bool:
-    """Whether it may name a file: no text of a data set of texts."""
-    if value.__class__ is str:
-        return PATH.fullmatch(value[: TEXT_LIMIT + 1]) is not None
-    return isinstance(value, os.PathLike)
-
-
 def _text(value: Any) -> str | None:
     if value.__class__ is str:
         return mask_text(value[:TEXT_LIMIT])
     return mask_text(str(value)[:TEXT_LIMIT]) if type(value).__module__.startswith("pathlib") else None
+
+
+NAME = "batches"
+FILE = "batches.jsonl"
+BYTE_LIMIT = 8 << 20  # of a process: 24,000 to 48,000 steps of 64 samples; alarms have their own indices
+EVERY_NS = 500_000_000
+STEPS_AT_ONCE = 128  # of short steps 256 may end at once, and the batches of 512 are remembered
+CODES = "HIq"  # two, four and eight bytes
+
+
+class BatchLog:
+    """Writes what `agent.batches` and `agent.steps` remember."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._file: LineFile | None = None
+        self._due_ns = 0
+        self._step = 0  # the batches of steps before it are written
+        self._next: dict[int, int] = {}  # by iterator: lists before this batch are written
+        self._code = CODES[0]
+        agent.add_boundary_hook(self._at_boundary, NAME)
+        self.finish = agent.guard.wrap(NAME, self._write, inject=False)
+
+    def _at_boundary(self, row: StepRow | None, now_ns: int) -> None:
+        if now_ns >= self._due_ns or (row is not None and row.step - self._step >= STEPS_AT_ONCE):
+            self._due_ns = now_ns + EVERY_NS
+            self._write()
+            if row is not None:
+                self._step = row.step + 1
+
+    def _write(self) -> None:
+        folder = self._agent.journal.folder
+        if folder is None or (self._file is not None and self._file.full):
+            return
+        if self._file is None:
+            self._file = LineFile(os.path.join(folder, FILE), BYTE_LIMIT)
+        runs: list[list[int]] = []
+        kept = self._agent.batches.kept
+        for _, _, step, iterator, number, batches, _ in self._agent.steps.uses(self._step):
+            self._step = step + 1
+            if iterator is None or iterator not in kept:
+                continue
+            first = number + kept[iterator].seen_from
+            if runs and runs[-1][1] == iterator and runs[-1][3] == batches:
+                start, _, start_first, _, before = runs[-1]
+                if step == start + before and first == start_first + before * batches:
+                    runs[-1][4] += 1
+                    continue
+            runs.append([step, iterator, first, batches, 1])
+        if not runs:
+            return
+        lists = [found for number in {run[1] for run in runs} for found in self._new(number, kept[number])]
+        self._next = {number: at for number, at in self._next.items() if number in kept}
+        self._file.write(json.dumps({"uses": runs, "lists": lists}, separators=(",", ":")))
+        if self._file.full:
+            self._agent.journal.write("budget", step=None, file=FILE, bytes=BYTE_LIMIT)
+
+    def _new(self, number: int, kept: Kept) -> list[dict[str, Any]]:
+        """What the sampler gave since the last time."""
+        count = min(kept.next - self._next.get(number, 0), len(kept.lists))
+        if count <= 0 and (kept.reason is None or number in self._next):
+            return []
+        self._next[number] = kept.next
+        about = {"iterator": number, "loader": kept.loader, "epoch": kept.epoch, "first": kept.next - count}
+        lists = [given for _, given in list(kept.lists)[-count:]]
+        if kept.reason is None and lists[0].__class__ not in (list, tuple):
+            lists = [(given,) for given in lists]
+        if kept.reason is None and lists[0] and isinstance(lists[0][0], Integral):  # a sampler's are alike
+            packed = self._packed(lists)
+            if packed is not None:
+                sizes = [*map(len, lists)]
+                same = sizes[0] if min(sizes) == max(sizes) else sizes
+                return [{**about, "sizes": same, "code": packed.typecode, "indices": b64encode(packed).decode()}]
+        return [{**about, "reason": kept.reason or kept.told(kept.next - 1)[2]}]
+
+    def _packed(self, lists: list[Any]) -> array[int] | None:
+        for code in CODES[CODES.index(self._code) :]:
+            try:
+                packed = array(code, chain.from_iterable(lists))
+            except OverflowError:
+                continue
+            except TypeError:
+                break
+            self._code = code
+            if sys.byteorder == "big":
+                packed.byteswap()
+            return packed
+        return None

@@ -16,14 +16,12 @@ from typing import Any, Callable
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import ENVIRONMENT_NAME, Config, parse
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
+from stepscope.record.agent.patches import skip_own_code
 from stepscope.record.agent.probes import PROBES
-from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
 from stepscope.record.agent.probes.side_events import allow_tracing
-from stepscope.record.agent.probes.taps import TapsProbe
 
 # What adds itself to an agent by its `attach`, in this order, where the configuration wants it: (module, not in a
 # forked child, wanted). A forked child opens no window: the profiler's threads are the parent's, and waiting for them
@@ -32,8 +30,8 @@ _PARTS: tuple[tuple[str, bool, Callable[[Config], bool]], ...] = (
     ("window", True, lambda config: config.window.mode in ("auto", "schedule")),
     ("sampler", True, lambda _: True),
     ("watch", False, lambda config: config.watch > 0),
-    ("memory", False, lambda _: True),
-    ("source_log", False, lambda _: True),
+    ("step_readings", False, lambda _: True),
+    ("frames", False, lambda _: True),
 )
 _SEEDS = 1 << 32  # what numpy takes
 
@@ -67,9 +65,7 @@ def imported(name: str) -> None:
         agent.probes.install_for(name)
         agent.guard.wrap("compiling", skip_own_code, inject=False)()
     elif agent is not None and not agent.probes.suspended:
-        for probe in map(agent.probes.get, (TapsProbe.name, FrameworkSeamsProbe.name)):
-            if isinstance(probe, (TapsProbe, FrameworkSeamsProbe)):
-                agent.guard.wrap(probe.name, probe.module_imported)(name)
+        agent.probes.module_imported(name)
 
 
 def stop(reason: str) -> None:
@@ -85,7 +81,9 @@ def stop(reason: str) -> None:
 
 def _begin(agent: Agent, forked: bool = False) -> None:
     """Announce this process, install the probes, be told of forks and of the exit."""
-    agent.announce("fork" if forked else _role())
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = getattr(multiprocessing, "parent_process", lambda: None)()
+    agent.announce("fork" if forked else "torch" if parent is None else "worker")
     atexit.register(agent.guard.wrap("exit", agent.finish, inject=False))
     os.register_at_fork(after_in_child=agent.guard.wrap("fork", partial(_after_fork, agent), inject=False))
     marks.activate(agent)
@@ -147,19 +145,9 @@ def _after_fork(agent: Agent) -> None:
     if agent.steps.optimizers_exist:
         child.steps.optimizer_created()
     _begin(child, forked=True)
-    child.guard.wrap("fork", _at_end_of_process, inject=False)(child)
-
-
-def _at_end_of_process(agent: Agent) -> None:
-    """A child of `multiprocessing` ends without `atexit`, after finalizers that its start has not cleared."""
+    # A child of `multiprocessing` ends without `atexit`, after finalizers that its start has not cleared.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
-        multiprocessing.register_after_fork(
-            agent, lambda agent: multiprocessing.Finalize(None, agent.finish, args=("atexit",), exitpriority=-100)
-        )
-
-
-def _role() -> str:
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    parent = getattr(multiprocessing, "parent_process", lambda: None)()
-    return "torch" if parent is None else "worker"
+        finalize = partial(multiprocessing.Finalize, None, args=("atexit",), exitpriority=-100)
+        register = child.guard.wrap("fork", multiprocessing.register_after_fork, inject=False)
+        register(child, lambda child: finalize(child.finish))

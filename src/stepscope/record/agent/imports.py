@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any, Callable
 
 HOOKED = ("torch", "torch_xla")
-# Where training frameworks have their seams and loggers their calls, as in the tables `probes/frameworks.py` and
-# `probes/taps.py`, which a test compares. Known from the start: such a module may import torch in the middle of its own
-# import, which is over only later.
+# Where training frameworks have their seams and settings and loggers their calls, as in the tables of
+# `probes/frameworks.py` and `probes/side_events.py`, which a test compares. Known from the start: such a module may
+# import torch in the middle of its own import, which is over only later.
 _LIGHTNING = "loops.evaluation_loop loops.fit_loop trainer.connectors.logger_connector.logger_connector trainer.trainer"
 _MODULES = {
     "accelerate": "accelerator",
@@ -25,7 +25,8 @@ _MODULES = {
     "deepspeed": "monitor.monitor runtime.engine runtime.pipe.engine",
     "fastai": "learner optimizer",
     "ignite": "engine.engine handlers.checkpoint metrics.metric",
-    "keras.src": "backend.torch.trainer callbacks.callback_list models.model optimizers.base_optimizer",
+    "keras.src": "backend.torch.trainer callbacks.callback_list models.model optimizers.base_optimizer "
+    "trainers.trainer",
     "lightning.fabric": "fabric",
     "lightning.pytorch": _LIGHTNING,
     "lightning_fabric": "fabric",
@@ -37,7 +38,7 @@ _MODULES = {
     "torchtitan.components": "checkpoint checkpointer.base metrics validate",
     "torchtitan": "train trainer",
     "trackio": "run",
-    "transformers": "trainer",
+    "transformers": "trainer training_args",
     "ultralytics": "engine.trainer",
     "wandb.sdk": "wandb_run",
 }

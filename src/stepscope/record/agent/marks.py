@@ -11,7 +11,7 @@ import sys
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.patches import is_compiling_check
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,14 +33,19 @@ class _Recorder:
         self._agent = agent
         self._written = 0
         self._sums = RegionSums(agent)
-        guarded = partial(agent.guard.wrap, "marks")
         self.now = agent.clock.now
-        self.step, self.region, self.log, self.flush = map(guarded, (self._step, self._region, self._log, self._flush))
-        self.mark = guarded(lambda name: agent.journal.write("mark", name=name))
 
-    def _step(self) -> None:
-        if self._agent.accepts():
-            self._agent.steps.mark("user", self._agent.page_faults.now())
+        def step() -> None:
+            if agent.accepts():
+                agent.steps.mark("user", agent.page_faults.now())
+
+        def mark(name: str) -> None:
+            agent.journal.write("mark", name=name)
+
+        guarded = partial(agent.guard.wrap, "marks")
+        self.step, self.mark, self.region, self.log, self.flush = map(
+            guarded, (step, mark, self._region, self._log, self._flush)
+        )
 
     def _region(self, name: str, start_ns: int, end_ns: int, kind: str, **place: Any) -> None:
         self._agent.regions_written = True

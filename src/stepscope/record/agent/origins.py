@@ -9,6 +9,11 @@ in its `forward`.
 
 Nothing runs but reductions over memory of the host, in slices, until a look's time is over. What hooks of the script's
 would have to unpack (checkpoints, offloading) is left alone.
+
+The loss of a CUDA device is read when its graph is gone, and checkpoints hide what a graph has saved. A value that
+stays or comes again is then found by listening to all modules in a few steps (`Outputs`), as monitors do: for each
+call the ends of its first input, of its output and of the module's own parameters, read with one copy per device. The
+steps are marked as monitored. Where code is compiled nobody listens, as a hook would make it compile anew.
 """
 
 from __future__ import annotations
@@ -18,13 +23,20 @@ import gc
 import re
 import sys
 from bisect import bisect_left, bisect_right
+from functools import partial
+from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
 from weakref import ref
 
 from stepscope.record.agent.frames import is_user_file
-from stepscope.record.agent.magnitudes import SLICE, measurable, obstacle, quietly, slices
-from stepscope.record.agent.roots import named
+from stepscope.record.agent.models import SLICE, Numbers, first_tensor, measurable, named, obstacle, quietly, slices
+from stepscope.record.agent.patches import ModuleHook
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.segments import StepRow
+
 
 LOOK_NS = 50_000_000  # of the training's time, for one look
 NODES_LIMIT = 20_000  # of a graph
@@ -126,18 +138,14 @@ class Origins:
 
     def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
         """The last in order of definition that is not finite, which a backward pass came to first."""
-        known = [(name, finite) for name, tensor in tensors if (finite := self._finite(tensor)) is not None]
-        bad = [name for name, finite in known if not finite]
+        known = [(name, ends) for name, tensor in tensors if (ends := self.ends(tensor)) is not None]
+        bad = [name for name, ends in known if not _are_finite(ends)]
         if not bad:
             return None
         about = {"where": where, "not_finite": len(bad), "looked_at": len(known)}
         if len(bad) == len(known) > 1:
             return about
         return {**about, "module": bad[-1].rpartition(".")[0] or None, "parameter": bad[-1]}
-
-    def _finite(self, tensor: Any) -> bool | None:
-        ends = self.ends(tensor)
-        return None if ends is None else _are_finite(ends)
 
     def ends(self, tensor: Any) -> tuple[float, float] | None:
         """The lowest and the highest, NaN where there is one; None where it cannot be read here."""
@@ -154,8 +162,6 @@ class Origins:
             low, high = min(low, least), max(high, most)
         return low, high
 
-    # -------------------------------------------------------------------------------------------------- the graph
-
     def _made(self, nodes: list[Any], model: Model) -> dict[str, Any]:
         """What made it, by the graph."""
         rank, _, node = self._maker(nodes[0])
@@ -168,8 +174,8 @@ class Origins:
         found = {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
         # A batch with such values is in the running means of the modules behind it: only the maker's own buffers tell.
         own = found.get("module")
-        buffers = [(f"{own}.{name}", one) for name, one in _buffers(model, own)]
-        return self._among("parameters", buffers) or found
+        buffers = [] if own is None else model.modules[own].named_buffers(recurse=False)
+        return self._among("parameters", [(f"{own}.{name}", one) for name, one in buffers]) or found
 
     def _maker(self, bad: Any) -> tuple[int, int, Any]:
         """(how sure it is, how early in the forward pass, the node) of what made the output of `bad`."""
@@ -387,15 +393,21 @@ def _place(node: Any, operator: str, nodes: list[Any], model: Model) -> dict[str
     at = bisect_left(uses, (node._sequence_nr(), ""))
     before, after = (uses[at - 1][1] if at else None), (uses[at][1] if at < len(uses) else None)
     first, last = (None if name is None else model.order[name] for name in (before, after))
-    between = [
+    between = [  # those that have neither parameters nor modules
         name
         for name, place in model.order.items()
-        if (first is None or place > first) and (last is None or place < last) and _is_plain(model.modules[name])
+        if (first is None or place > first) and (last is None or place < last)
+        if not any(vars(model.modules[name])[kind] for kind in ("_modules", "_parameters"))
     ]
     # One that its parameters name may do more before or after it uses them.
     ends = [name for name in (before, after) if name is not None]
     around = list(dict.fromkeys(ends + model.above(before) + model.above(after)))
-    using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
+    using = [  # torch's own module for the operator, or one that calls it
+        name
+        for name in between + around
+        if type(model.modules[name]).__name__.lower() == operator.replace("_", "")
+        or _lines(model.modules[name], operator)
+    ]
     if len(using) == 1:
         return {"module": using[0], **line_of(model, using[0], operator)}
     if before is not None and after is not None:
@@ -418,20 +430,6 @@ def _leaves(node: Any) -> list[int]:
         if edge is not None and hasattr(edge, "variable"):
             found.append(id(edge.variable))
     return found
-
-
-def _buffers(model: Model, name: str | None) -> list[tuple[str, Any]]:
-    return [] if name is None else list(model.modules[name].named_buffers(recurse=False))
-
-
-def _is_plain(module: Any) -> bool:
-    """Whether it has neither parameters nor modules."""
-    return not vars(module)["_modules"] and not vars(module)["_parameters"]
-
-
-def _is(model: Model, name: str, operator: str) -> bool:
-    """Whether a module is torch's own for the operator."""
-    return type(model.modules[name]).__name__.lower() == operator.replace("_", "")
 
 
 def line_of(model: Model, name: str | None, operator: str | None) -> dict[str, Any]:
@@ -460,3 +458,116 @@ def _lines(module: Any, operator: str) -> list[int]:
         if one.argval in names or one.argrepr.rstrip("=") in names or OLD_SIGNS.get(one.opname) in names:
             found.append(starts[bisect_right(starts, (one.offset, sys.maxsize)) - 1][1])
     return list(dict.fromkeys(found))
+
+
+NAME = "outputs"
+STEPS = 3  # that are listened to, one after the other
+CALLS_LIMIT = 2_000  # of modules in a step
+
+
+class _Called(NamedTuple):
+    """A call of a module; where the ends of each are among the numbers."""
+
+    module: Any
+    given: Sequence[int]
+    own: Sequence[int]
+    made: Sequence[int]
+
+
+class Outputs:
+    """Listens to modules in the steps after `arm`; `found` tells what came of it, once it is known."""
+
+    def __init__(self, agent: Agent, found: Callable[[dict[str, Any]], None]) -> None:
+        self._agent = agent
+        self._found = found
+        self._left = 0  # steps to listen to
+        self._numbers = Numbers()
+        self._calls: list[_Called] = []
+        self._own_ns = 0
+        self._hook = ModuleHook(agent.guard.wrap(NAME, self._called), after=True)
+        self._tell_guarded = agent.guard.wrap(NAME, self._tell)
+        agent.before_compile.append(self.disarm)
+        agent.add_step_listener(self._at_step, NAME, lambda: self.is_armed)
+        agent.add_finish_hook(self.disarm, NAME)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether something may still be found."""
+        return self._left > 0
+
+    def arm(self) -> None:
+        """Listen from the next step on."""
+        if not self._agent.compile_used:
+            self._left = STEPS
+
+    def disarm(self) -> None:
+        """Listen no more."""
+        self._left = 0
+        self._close()
+
+    def _close(self) -> None:
+        self._hook.remove()
+        self._calls, self._numbers = [], Numbers()
+
+    def _at_step(self, row: StepRow | None, _now_ns: int) -> None:
+        agent, calls, numbers = self._agent, self._calls, self._numbers
+        self._close()
+        if calls and row is not None:
+            began = agent.clock.now()
+            with quietly(sys.modules["torch"]):
+                numbers.read(agent.metrics, partial(self._tell_guarded, calls, row.step))
+            own_ns = self._own_ns + agent.clock.now() - began
+            agent.journal.write("monitor", began, own_ns, step=row.step, measured=[NAME], cost_ns=own_ns)
+        if not self._left or agent.own_profiler_active or agent.user_profiler_active:
+            return
+        if row is not None and row.kind == "train":
+            self._left -= 1
+            if self._left:
+                self._own_ns = 0
+                self._hook.add()
+
+    def _called(self, module: Any, inputs: Any, output: Any) -> None:
+        torch: Any = sys.modules["torch"]
+        if get_ident() != self._agent.training_thread or not module.training:
+            return  # without gradients as well: a checkpoint's first pass has none
+        if len(self._calls) >= CALLS_LIMIT or obstacle(torch, self._agent.device.in_use) is not None:
+            return
+        began = self._agent.clock.now()
+        with quietly(torch):
+            own = [tensor for one in module.parameters(recurse=False) if (tensor := measurable(one)) is not None]
+            parts = ([first_tensor(inputs)], own, [first_tensor(output)])
+            put, ends = self._numbers.put, torch.aminmax
+            places = ([put(end) for one in part if one is not None for end in ends(one)] for part in parts)
+            self._calls.append(_Called(module, *places))
+        self._own_ns += self._agent.clock.now() - began
+
+    def _tell(self, calls: list[_Called], step: int, values: list[float]) -> None:
+        """The first module that made something that is not finite, or was given it."""
+
+        def finite(places: Sequence[int]) -> bool:
+            return all(values[place] - values[place] == 0.0 for place in places)
+
+        at = next((at for at, call in enumerate(calls) if not finite(call.made)), None)
+        if at is None or not self._left:
+            return
+        self._left = 0
+        call = calls[at]
+        inner = {id(child) for one in calls for child in one.module.modules() if child is not one.module}
+        model = Model(list({id(one.module): one.module for one in calls if id(one.module) not in inner}.values()))
+        name = model.by_module.get(id(call.module))
+        with_own = [one for one in calls if one.own]
+        lost = [one for one in with_own if not finite(one.own)]
+        if lost and len(lost) == len(with_own) > 1:
+            self._found({"reason": f"no parameter was finite any more in step {step}"})
+            return
+        found: dict[str, Any] = {"where": "forward", "module": name, "again": step}
+        if lost:  # a backward pass came to the last one first
+            name = model.by_module.get(id(lost[-1].module))
+            found.update(where="parameters", module=name, not_finite=len(lost), looked_at=len(with_own))
+        elif not finite(call.given) and at == 0:
+            found.update(where="inputs")
+        elif not finite(call.given):
+            name = None
+            found.update(module=model.parents.get(found["module"] or ""))
+            found.update(behind=model.by_module.get(id(calls[at - 1].module)))
+        self._found({**found, **line_of(model, name, None)})

@@ -152,7 +152,7 @@ class FallbackSampler:
         self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
     ) -> None:
         self._config, self._now, self._busy = config, now, busy
-        self._guard = guard if guard is not None else self._own_guard()
+        self._guard = guard or Guard(lambda _probe, _error: None, config.faults)
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
         self._thread: threading.Thread | None = None
@@ -196,16 +196,13 @@ class FallbackSampler:
 
         if self._stopping:  # recording had ended before the fork
             return
-        self._guard = self._own_guard()
+        # There is no journal to report to in a child; its sampler just ends.
+        self._guard = Guard(lambda _probe, _error: None, self._config.faults)
         self._lock, self._end = threading.Lock(), threading.Event()
         self._number, self._busy = 0, lambda: False
         self._reset()
         self._guard.wrap("sampler", self.install, inject=False)()
         Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
-
-    def _own_guard(self) -> Guard:
-        """There is no journal to report to in a child; its sampler just ends."""
-        return Guard(lambda _probe, _error: None, self._config.faults)
 
     def _reset(self) -> None:
         self._counts: dict[Stack, int] = {}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Callable, List
 
 from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
-from stepscope.record.agent.steps import Emit, StepCutter, Uses
+from stepscope.record.agent.steps import MODELS_LIMIT, Emit, StepCutter
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
 # An event is three entries of the queue: which, the optimizer, the time.
@@ -192,7 +192,9 @@ class QueuedCutter(StepCutter):
         # Inside a usual step it tells nothing, but what the first batches of a loop are for.
         if self._state == AT_ONCE or not self._waiting:
             return super().module_forward(now, gradients, module)
-        self._hear(gradients, module)
+        self._heard = True
+        if gradients and len(self._models) < MODELS_LIMIT:
+            self._models.add(module)
         return False
 
     def _cut_waiting(self, live: bool) -> None:
@@ -202,9 +204,8 @@ class QueuedCutter(StepCutter):
         that start is now. Else the step that runs began with it some time ago, and its fetch may be over.
         """
         waiting, self._waiting = self._waiting, []
-        leader, self._usual = self._usual, None
+        leader, self._usual, self._state = self._usual, None, AT_ONCE
         assert leader is not None  # steps wait for its fetches only
-        self._state = AT_ONCE
         segment = self._segments[0]
         self._segments = []
         self._strays = 0
@@ -235,7 +236,9 @@ class QueuedCutter(StepCutter):
                 epoch = iterator.epoch
                 fetched, samples = waiting[at + TIMES : at + STRIDE]
                 wait = fetched - begin
-        self._cut(rows, iterator, segment.last_batch - (1 if ahead_of_use else 0))
+        iterator.total += len(rows) - 1  # all but the first were fetched unheard
+        self._remember((rows[:], leader, segment.last_batch - (1 if ahead_of_use else 0), 1, 1))
+        self._written_ns = begin
         row = rows.pop() if live else None
         if rows:
             self._emit_rows(rows)
@@ -244,23 +247,14 @@ class QueuedCutter(StepCutter):
             begin = max(begin, self._clock())
         self._fetch_begun(iterator, begin)
         if len(waiting) % STRIDE == 0:
-            fetched, samples = waiting[-2:]
-            StepCutter.fetch_end(self, leader, samples, fetched)
-
-    def _cut(self, rows: list[StepRow], iterator: Iterator, batch: int) -> None:
-        """Usual steps end, the first of which used the `batch`-th batch; all but the first were fetched unheard."""
-        iterator.total += len(rows) - 1
-        self._runs.append(Uses(rows[0].step, iterator.number, batch, 1, len(rows)))
-        self._uses += rows
-        self._written_ns = rows[-1].start_ns + rows[-1].wall_ns
+            StepCutter.fetch_end(self, leader, waiting[-1], waiting[-2])
 
     def _fetch_begun(self, iterator: Iterator, now: int) -> None:
         """A step has begun with a fetch of its leader."""
         self._lead(self._open(now, partial=False), iterator)
         self._before_fetch = None
         self._stack.append((DATA_WAIT, iterator.number))
-        iterator.step_start = now
-        iterator.step_fetches = 1
+        iterator.step_start, iterator.step_fetches = now, 1
 
 
 _new_row = tuple.__new__

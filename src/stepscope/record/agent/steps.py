@@ -12,7 +12,7 @@ their time is in other. Event methods take `now` in nanoseconds and never raise,
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Tuple
 
 from stepscope.record.agent.segments import (
     BACKWARD,
@@ -69,14 +69,9 @@ class Use(NamedTuple):
     passes: int
 
 
-class Uses(NamedTuple):
-    """What `steps` steps from `step` on used: `batches` each of an iterator's, one after the other, from `first` on."""
-
-    step: int
-    iterator: int
-    first: int
-    batches: int
-    steps: int
+# Rows of steps cut together, of which each used `batches` of an iterator's, one after the other, and had `passes`
+# backward passes: (rows, iterator, the first step's first batch, batches, passes).
+Used = Tuple[List[StepRow], Optional[int], int, int, int]
 
 
 class StepCutter:
@@ -101,9 +96,8 @@ class StepCutter:
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
         self._iterators: dict[int, Iterator] = {}
-        # Of the last steps what they used; of usual ones only the row, and what those cut together used.
-        self._uses: deque[Use | StepRow] = deque(maxlen=USES_LIMIT)
-        self._runs: deque[Uses] = deque(maxlen=USES_LIMIT)
+        self._uses: deque[Used] = deque()  # the last steps, `USES_LIMIT` at least
+        self._remembered = 0  # how many those are
         self.ask_use: Callable[[], bool] = lambda: False
         self._evaluating = 0
         self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
@@ -260,8 +254,6 @@ class StepCutter:
                 self._write_untrained("end", live=False)
             self._idle_since = now
 
-    # ------------------------------------------------------------------------------------- backward and optimizer
-
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
 
@@ -273,9 +265,13 @@ class StepCutter:
         self._root = 0
         if root and self.wants_roots and not self._stack:
             self._root = root
-            if cleared is False:
+            if cleared is False:  # the last division was none: gradients are added to those of the pass before it
                 self._accumulates = True
-                self._rejoin()
+                if len(self._segments) > 1 and not self._segments[-1].trained:
+                    last, before = self._segments.pop(), self._segments[-1]
+                    before.end_ns = last.end_ns
+                    before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
+                self._segments[-1].stepped = False
             else:
                 self._before_update(root)
         last = self._segments[-1]
@@ -359,7 +355,9 @@ class StepCutter:
         It tells what a batch is for. Where there is no loader, the gap before it was data wait: in the first call of a
         step with gradients, or of a module that never had any (a teacher), not in an evaluation of the trained one.
         """
-        self._hear(gradients, module)
+        self._heard = True
+        if gradients and len(self._models) < MODELS_LIMIT:
+            self._models.add(module)
         if self._segments and self._segments[-1].use == UNUSED:
             self._segments[-1].use = WITH_GRADIENTS if gradients else WITHOUT_GRADIENTS
         if self._stack or self._resting is not None:
@@ -381,11 +379,6 @@ class StepCutter:
             return True
         segment.knows_forward = True
         return False
-
-    def _hear(self, gradients: bool, module: int) -> None:
-        self._heard = True
-        if gradients and len(self._models) < MODELS_LIMIT:
-            self._models.add(module)
 
     def mark(self, source: str, now: int) -> None:
         """A step boundary set by `source`: "user", "profiler_step" or "xla_sync". Weaker sources are ignored."""
@@ -442,8 +435,6 @@ class StepCutter:
         self._anchor = None
         self._idle_since = now
 
-    # ---------------------------------------------------------------------------------------- boundary decisions
-
     def _fetch_boundary(self, iterator: Iterator, now: int) -> int:
         """Decide whether this fetch ends the open step. Returns the time, later when a step was cut."""
         if self._resting is not None:
@@ -458,9 +449,17 @@ class StepCutter:
                 now = self._start_loop(now)
             return now
         anchor = self._iterators.get(self._anchor) if self._anchor is not None else None
-        if anchor is None:
+        if anchor is None:  # a loop with a loader follows one without
             self._anchor = None
-            return self._loader_after_none(last, now)
+            if last.empty:
+                self._segments.pop()
+                return self._close("optimizer", True)
+            if self._segments[0].partial and self._mark is None:
+                self._segments = []  # nobody saw it begin: this fetch is a better start
+                return self._start_loop(now)
+            if last.trained and self._complete(last) and self._mark is None:
+                return self._close("loader", True, now)
+            return now
         if iterator is not anchor:
             return self._other_fetch(iterator, last, now)
         self._strays = 0
@@ -470,18 +469,6 @@ class StepCutter:
             return self._close("loader", True, now)
         # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
         self._divide(now, OTHER, "loader")
-        return now
-
-    def _loader_after_none(self, last: Segment, now: int) -> int:
-        """A loader's first fetch in a step that had none: a loop with a loader follows one without."""
-        if last.empty:
-            self._segments.pop()
-            return self._close("optimizer", True)
-        if self._segments[0].partial and self._mark is None:
-            self._segments = []  # nobody saw it begin: this fetch is a better start
-            return self._start_loop(now)
-        if last.trained and self._complete(last) and self._mark is None:
-            return self._close("loader", True, now)
         return now
 
     def _fetch_again(self, iterator: Iterator, last: Segment, now: int) -> int:
@@ -590,15 +577,6 @@ class StepCutter:
             self._cycle = None if self._accumulates else seen
             self._split_off_last("optimizer")
 
-    def _rejoin(self) -> None:
-        """The last division was none: gradients are added to those of the pass before it."""
-        if len(self._segments) > 1 and not self._segments[-1].trained:
-            last = self._segments.pop()
-            before = self._segments[-1]
-            before.end_ns = last.end_ns
-            before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
-        self._segments[-1].stepped = False
-
     def _trained(self) -> bool:
         return any(segment.trained for segment in self._segments)
 
@@ -660,8 +638,6 @@ class StepCutter:
             self._cut_by_fetch = True
         self._write_each(signal)
         self._segments = [segment]
-
-    # ------------------------------------------------------------------------------ segments, phases and rows
 
     @property
     def in_backward(self) -> bool:
@@ -756,10 +732,7 @@ class StepCutter:
                 row = self._used(iterator, segments, row)
             if row.kind == "train":
                 held = len(iterator.held) if iterator is not None else 0
-                use = self._use(segments, end, row.fetches, held)
-                self._uses.append(use)
-                if use.iterator is not None:
-                    self._runs.append(Uses(use.step, use.iterator, use.first, use.batches, 1))
+                self._remember(([row], *self._use_of(segments, row.fetches, held)))
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
@@ -795,32 +768,27 @@ class StepCutter:
             fetches=row.fetches + len(held) - len(iterator.held), samples=sum(known) if known else row.samples
         )
 
-    def _use(self, segments: list[Segment], end_ns: int, fetches: int, held: int) -> Use:
-        """Of the step that `segments` are, which used `fetches` batches and left `held` for the next."""
+    def _use_of(self, segments: list[Segment], fetches: int, held: int) -> tuple[int | None, int, int, int]:
+        """(iterator, first batch, batches, backward passes) of a step that used `fetches` and left `held` over."""
         leader, count = segments[0].leader, max(fetches, 1)
         last = next((segment.last_batch for segment in reversed(segments) if segment.leader == leader), 0) - held
-        passes = sum(segment.backward for segment in segments)
-        return Use(segments[0].start_ns, end_ns, self._number, leader, max(last + 1 - count, 0), count, passes)
+        return leader, max(last + 1 - count, 0), count, sum(segment.backward for segment in segments)
 
-    def uses(self) -> list[Use]:
-        """The batches that the last trained steps used, in order."""
-        runs, at = list(self._runs), -1
-        found: list[Use] = []
-        for entry in self._uses:
-            if isinstance(entry, Use):
-                found.append(entry)
-                continue
-            while at + 1 < len(runs) and runs[at + 1].step <= entry.step:
-                at += 1
-            if entry.kind == "train" and at >= 0:
-                start, iterator, first, _, _ = runs[at]
-                end_ns = entry.start_ns + entry.wall_ns
-                found.append(Use(entry.start_ns, end_ns, entry.step, iterator, first + entry.step - start, 1, 1))
-        return found
+    def _remember(self, used: Used) -> None:
+        self._uses.append(used)
+        self._remembered += len(used[0])
+        while self._remembered - len(self._uses[0][0]) >= USES_LIMIT:
+            self._remembered -= len(self._uses.popleft()[0])
 
-    def uses_since(self, step: int) -> list[Uses]:
-        """Those of all steps from `step` on that are remembered."""
-        return [run for run in self._runs if run.step >= step]
+    def uses(self, step: int = 0) -> list[Use]:
+        """The batches that the last trained steps used, from `step` on, in order."""
+        return [
+            Use(row.start_ns, row.start_ns + row.wall_ns, row.step, iterator, first + at * batches, batches, passes)
+            for rows, iterator, first, batches, passes in self._uses
+            if rows[-1].step >= step
+            for at, row in enumerate(rows)
+            if row.kind == "train" and row.step >= step
+        ]
 
     def open_use(self) -> Use | None:
         """The batches of the step under way, as far as they are fetched."""
@@ -833,7 +801,7 @@ class StepCutter:
         if iterator is not None and iterator.ahead:
             held = int(fetches > 0 and not iterator.exhausted)
             fetches += len(iterator.held) - held
-        return self._use(segments, segments[-1].end_ns, fetches, held)
+        return Use(segments[0].start_ns, segments[-1].end_ns, self._number, *self._use_of(segments, fetches, held))
 
     def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
         if self._segments:

@@ -19,19 +19,20 @@ from threading import get_ident
 from typing import Any, Callable, Iterator, Sequence
 
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.magnitudes import (
+from stepscope.record.agent.models import NAME as ROOTS
+from stepscope.record.agent.models import (
     Activation,
     Numbers,
+    RootFinder,
     Updates,
     first_tensor,
     measurable,
+    named,
     norms,
     obstacle,
     quietly,
 )
 from stepscope.record.agent.patches import ModuleHook
-from stepscope.record.agent.roots import NAME as ROOTS
-from stepscope.record.agent.roots import RootFinder, named
 from stepscope.record.agent.segments import StepRow
 
 NAME = "watch"
@@ -189,8 +190,6 @@ class Watch:
         if row is not None and row.kind == "train":
             self._finder.close()
 
-    # --------------------------------------------------------------------------------------------- step boundaries
-
     def __call__(self, row: StepRow | None, now_ns: int) -> None:
         """The step listener."""
         try:
@@ -217,21 +216,23 @@ class Watch:
         self._say("the end", final=True)
 
     def _open(self, activations: bool) -> None:
-        began = self.agent.clock.now()
+        agent = self.agent
+        began = agent.clock.now()
         self._reading = reading = _Reading(activations)
         roots = self._finder.close()
         if not roots:
             self._not_measured("no module was called before the first step's end: parameters have numbers for names")
         self._names = {id(one): name for name, one in named(roots, "named_parameters")}
         if activations:
-            why = "code is compiled, and a hook would make it compile anew" if self._compiled() else None
-            if why is None and roots:
+            # A recording from code may begin after torch.compile was called.
+            counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+            if agent.compile_used or counters.get("frames"):
+                self._not_measured("activations: code is compiled, and a hook would make it compile anew")
+            elif roots:
                 self._modules = dict(_chosen(roots))
                 self._hook.add()
-            elif why is not None:
-                self._not_measured(f"activations: {why}")
-        self.agent.around_update = self._around
-        reading.own_ns = self.agent.clock.now() - began
+        agent.around_update = self._around
+        reading.own_ns = agent.clock.now() - began
 
     def _close(self, row: StepRow | None) -> None:
         agent, schedule, reading = self.agent, self.schedule, self._reading
@@ -283,13 +284,6 @@ class Watch:
             final=final,
         )
 
-    def _compiled(self) -> bool:
-        """Whether anything runs compiled; a recording from code may begin after torch.compile was called."""
-        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-        return self.agent.compile_used or bool(counters.get("frames"))
-
-    # -------------------------------------------------------------------------------------------- inside the step
-
     def _measure(self, work: Callable[[_Reading], None]) -> None:
         """Have `work` done on the step's reading, where something can be measured now; its time is our own."""
         reading, began = self._reading, self.agent.clock.now()
@@ -311,12 +305,9 @@ class Watch:
             raise
 
     def _before_update(self, optimizer: Any) -> None:
-        def norms_once(reading: _Reading) -> None:
-            if id(optimizer) not in reading.optimizers:
-                reading.optimizers.add(id(optimizer))
-                self._norms(reading, optimizer)
-
-        self._measure(norms_once)
+        reading = self._reading
+        if reading is not None and id(optimizer) not in reading.optimizers:
+            self._measure(lambda reading: self._norms(reading, optimizer))
 
     def _after_update(self, optimizer: Any) -> None:
         def sizes(reading: _Reading) -> None:
@@ -333,6 +324,7 @@ class Watch:
 
     def _norms(self, reading: _Reading, optimizer: Any) -> None:
         torch: Any = sys.modules["torch"]
+        reading.optimizers.add(id(optimizer))
         own: list[_Parameter] = []
         gradients, weights = [], []
         for place, group in enumerate(optimizer.param_groups):
@@ -383,8 +375,6 @@ class Watch:
 
         self._measure(ends)
 
-    # -------------------------------------------------------------------------------------------------- the figures
-
     def _tell(self, reading: _Reading, values: list[float]) -> None:
         """Write what was read, which is the training's time as well."""
         began = self.agent.clock.now()
@@ -407,7 +397,11 @@ class Watch:
         for name, own in blocks.items():
             if name in reading.incomplete:
                 continue
-            found.update(_figures({kind: _together(sizes) for kind, sizes in own.items()}, "_block", name))
+            whole: dict[str, float | None] = {}
+            for kind, sizes_of in own.items():  # the norm of what has parts of these norms, where all are known
+                known = [size for size in sizes_of if size is not None]
+                whole[kind] = sum(size * size for size in known) ** 0.5 if len(known) == len(sizes_of) else None
+            found.update(_figures(whole, "_block", name))
         for name, output in reading.outputs.items():
             for kind, figure in output.figures(values).items():
                 found[f"{NAME}/{kind}/{name}"] = figure
@@ -423,12 +417,6 @@ def _figures(sizes: dict[str, float | None], suffix: str, name: str) -> Iterator
     update, weight = sizes["update_norm"], sizes["weight_norm"]
     if update is not None and weight:
         yield f"{NAME}/update_ratio{suffix}/{name}", update / weight
-
-
-def _together(sizes: list[float | None]) -> float | None:
-    """The norm of what has parts of these norms; None where one is not known."""
-    known = [size for size in sizes if size is not None]
-    return sum(size * size for size in known) ** 0.5 if len(known) == len(sizes) else None
 
 
 def _block(name: str) -> str:

@@ -1,10 +1,10 @@
 """Opens torch.profiler for a few steps and keeps what it recorded.
 
 The manager is a step listener: prepare, start, stop and export happen between two steps, on the thread that trains;
-what they take is in no step and is written with the window. `window_plan` decides when and what it may cost,
-`window_session` talks to torch, the `user_profiler` probe says when the script's own profiler needs the room.
-Ends of a window: its steps are done, the script's profiler opens, compilation or evaluation begins, workers are
-forked, the process ends.
+what they take is in no step and is written with the window. A plan decides when to open and how long to stay, without
+clock, file or profiler; `window_session` talks to torch, the `user_profiler` probe says when the script's own profiler
+needs the room. Ends of a window: its steps are done, the script's profiler opens, compilation or evaluation begins,
+workers are forked, the process ends.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.memory import peak_resident_bytes, resident_bytes
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
 from stepscope.record.agent.segments import StepRow
-from stepscope.record.agent.window_plan import DEVICE_WARMUP, HIGH, LOW, Boundary, Budget, Opening, Plan, SchedulePlan
+from stepscope.record.agent.step_readings import peak_resident_bytes, resident_bytes
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,
@@ -32,11 +32,46 @@ from stepscope.record.agent.window_session import (
     trace_path,
 )
 
+if TYPE_CHECKING:
+    from stepscope.record.agent.config import WindowConfig
+
 NAME = "window"
 PROFILE_FUNCTION = "the script has a profile function of its own (sys.setprofile), which recording them would take out"
 COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dynamic shapes)
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
+# Measured: a recorded event takes about a third of the memory that it takes as JSON.
+JSON_BYTES_PER_BYTE = 3
+MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
+
+HIGH = "high"
+LOW = "low"
+
+MIN_ACTIVE = 3  # per-step figures need repeats to tell a habit from an accident
+MAX_ACTIVE = 10  # more steps of the same kind add bytes, not knowledge
+# About this much training per window: stopping and exporting took 13 times what was traced in a Python-heavy loop.
+AIM_NS = 100_000_000
+DEVICE_WARMUP = 1  # device tracing starts lazily and drops its first records; CPU tracing has nothing to warm up
+LAST_CHANCE_MARGIN = 1  # steps kept free between a last-chance window and the end of the epoch
+GIVE_UP_STEPS = 40  # after so many steps a loop will not become steady soon
+GIVE_UP_NS = 60_000_000_000
+MAX_ATTEMPTS = 4  # windows tried in automatic mode, dropped ones included
+MAX_LOW = 1  # low-confidence windows in automatic mode: the next one must be better
+
+# Five steps are the fewest in which one odd step cannot hide a trend: a median of five has two neighbours on each side.
+STEADY_STEPS = 5
+# Two-thread hosts show 5 to 15 % between equal steps; warm-up (allocator, autotuning, page cache) shows 50 % and more.
+STEADY_SPREAD = 0.20
+# A loop with stalls never has five quiet steps in a row. Over twelve, the middle half must agree and the newer half
+# must not differ from the older one.
+NOISY_STEPS = 12
+NOISY_QUARTILE_SPREAD = 0.20
+NOISY_DRIFT = 0.10
+# Few steps that agree this well are worth a look when there may be no more of them.
+AGREEING_STEPS = 3
+AGREEING_SPREAD = 0.25
+# Logging and checkpoint steps take visibly longer than their neighbours.
+OUTLIER_RATIO = 1.5
 
 
 def attach(agent: Agent) -> None:
@@ -52,9 +87,181 @@ def attach(agent: Agent) -> None:
     agent.add_step_listener(manager, NAME, manager.is_waiting)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
-    # The child's handler is guarded by itself: a forked child's agent has been switched off before it runs.
+    # A forked loader worker would inherit the session and record, unseen, for as long as it lives. The child's handler
+    # is guarded by itself: a forked child's agent has been switched off before it runs.
+    before = agent.guard.wrap(NAME, lambda: manager.close_here("processes were forked"), inject=False)
     child = Guard(lambda _probe, _error: None).wrap(NAME, in_forked_child, inject=False)
-    os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False), after_in_child=child)
+    os.register_at_fork(before=before, after_in_child=child)
+
+
+# -------------------------------------------------------------------------------------------- when, and how long
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What is known between two steps. `remaining` counts steps left in the loader's epoch; None where unknown."""
+
+    completed: int
+    kind: str
+    wall_ns: int
+    first_batch: bool = False
+    compiled: bool = False
+    saved: bool = False
+    in_window: bool = False
+    remaining: int | None = None
+    elapsed_ns: int = 0  # since the first step was cut
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Open now: `warmup` steps prepared, then `active` steps recorded."""
+
+    warmup: int
+    active: int
+    confidence: str
+    reason: str
+
+
+class Plan:
+    """One window over steady steps; before that at most one of low confidence, for runs that may end first.
+
+    `decide` is told of every step boundary at which a window may open.
+    """
+
+    def __init__(self, config: WindowConfig, *, once: bool = False) -> None:
+        self._enough = (HIGH, LOW) if once else (HIGH,)  # confidence of a window after which none is wanted
+        self.everywhere = config.everywhere
+        self.warmup = 0  # DEVICE_WARMUP where a device will be traced as well, unless a schedule gives it
+        self.max_active: int | None = None  # set from the bytes an earlier window took
+        self._walls: deque[int] = deque(maxlen=NOISY_STEPS)
+        self._outlier = False
+        self._seen = 0
+        self._attempts = 0
+        self._low = 0
+        self._done = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no window will be asked for any more."""
+        return self._done or self._attempts >= MAX_ATTEMPTS
+
+    def observe(self, at: Boundary) -> None:
+        """A step was cut."""
+        self._outlier = is_outlier(at.wall_ns, self._walls)
+        if at.kind == "train":
+            self._seen += 1
+            if not (at.first_batch or at.compiled or at.saved or at.in_window):
+                self._walls.append(at.wall_ns)
+
+    def decide(self, at: Boundary) -> Opening | None:
+        """An `Opening`, or None to go on without a window. `at` is the boundary observed last."""
+        # Stacks recorded during compilation are gigabytes.
+        if at.compiled or (not self.everywhere and (at.kind != "train" or at.saved)):
+            return None
+        opening = self._opening(at)
+        if opening is None or self.max_active is None or opening.active <= self.max_active:
+            return opening
+        return replace(opening, active=max(1, self.max_active))
+
+    def opened(self, _at: Boundary) -> None:
+        """The window decided on was opened, or given up for a reason outside this plan."""
+        self._attempts += 1
+
+    def closed(self, *, kept: bool, confidence: str) -> None:
+        """A window that was opened has ended."""
+        if kept:
+            self._done = self._done or confidence in self._enough
+            self._low += 1
+
+    def _opening(self, at: Boundary) -> Opening | None:
+        if self.over or (self._outlier and not self.everywhere):
+            return None
+        walls, remaining = list(self._walls), at.remaining
+        aim = AIM_NS // max(1, median(walls)) if walls else MIN_ACTIVE
+        usual = active = min(MAX_ACTIVE, max(MIN_ACTIVE, aim))
+        if remaining is not None:
+            active = max(MIN_ACTIVE, min(active, remaining - self.warmup))
+        if (remaining is None or remaining >= self.warmup + active) and is_steady(walls):
+            return Opening(self.warmup, active, HIGH, "step time is steady")
+        if self._low >= MAX_LOW:
+            return None
+        if remaining is not None and 1 <= remaining <= self.warmup + MIN_ACTIVE + LAST_CHANCE_MARGIN:
+            warmup = self.warmup if remaining > self.warmup + 1 else 0
+            active = max(1, min(MIN_ACTIVE, remaining - warmup))
+            return Opening(warmup, active, LOW, "the epoch ends before step time was steady")
+        if remaining is None and len(walls) >= AGREEING_STEPS and spread(walls[-AGREEING_STEPS:]) <= AGREEING_SPREAD:
+            reason = f"{AGREEING_STEPS} steps agree, too few to call step time steady"
+        elif walls and (self._seen >= GIVE_UP_STEPS or at.elapsed_ns >= GIVE_UP_NS):
+            reason = f"step time was not steady after {self._seen} steps in {at.elapsed_ns / 1e9:.0f} s"
+        else:
+            return None
+        return Opening(self.warmup, usual, LOW, reason)
+
+
+class SchedulePlan(Plan):
+    """As `torch.profiler.schedule`: skip_first, then cycles of wait, warmup and active steps.
+
+    `repeat` cycles, 0 for as long as the run lasts. Whether steps are steady does not matter, nor whether a device is
+    in use.
+    """
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config)
+        self.warmup = config.warmup
+        self._config = config
+        self._last_cycle = -1  # the cycle a window was last opened in
+
+    @property
+    def over(self) -> bool:
+        return 0 < self._config.repeat <= self._last_cycle + 1
+
+    def opened(self, _at: Boundary) -> None:
+        self._last_cycle = self._position(_at)[0]
+
+    def _opening(self, at: Boundary) -> Opening | None:
+        cycle, position = self._position(at)
+        # Later than planned where the planned step compiled or evaluated; a cycle without a fit step is left out.
+        if cycle <= self._last_cycle or 0 < self._config.repeat <= cycle or position < self._config.wait:
+            return None
+        return Opening(self.warmup, max(1, self._config.active), HIGH, "as scheduled")
+
+    def _position(self, at: Boundary) -> tuple[int, int]:
+        """(cycle, step in it) of the step that begins; cycle -1 while the first steps are skipped."""
+        config = self._config
+        return divmod(at.completed - config.skip_first, config.wait + self.warmup + max(1, config.active))
+
+
+def median(values: Sequence[int]) -> int:
+    """The middle value (the lower one of two), without floating point. `values` must not be empty."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def spread(walls: Sequence[int]) -> float:
+    """(largest - smallest) / median; infinite for nothing or for a median of zero."""
+    middle = median(walls) if walls else 0
+    return (max(walls) - min(walls)) / middle if middle > 0 else float("inf")
+
+
+def is_steady(walls: Sequence[int]) -> bool:
+    """True when the newest steps agree, or when many noisy ones show no drift. `walls` is oldest first."""
+    if len(walls) >= STEADY_STEPS and spread(walls[-STEADY_STEPS:]) <= STEADY_SPREAD:
+        return True
+    walls = walls[-NOISY_STEPS:]
+    if len(walls) < NOISY_STEPS:
+        return False
+    ordered, middle = sorted(walls), median(walls)
+    quarter, half = len(ordered) // 4, len(walls) // 2
+    if middle <= 0 or (ordered[-1 - quarter] - ordered[quarter]) / middle > NOISY_QUARTILE_SPREAD:
+        return False
+    return abs(median(walls[half:]) - median(walls[:half])) / middle <= NOISY_DRIFT
+
+
+def is_outlier(wall_ns: int, walls: Sequence[int]) -> bool:
+    """True when a step took much longer than the others in `walls` (at least three are needed to say so)."""
+    return len(walls) >= AGREEING_STEPS and wall_ns > OUTLIER_RATIO * median(walls)
+
+
+# ------------------------------------------------------------------------------------------------------- windows
 
 
 @dataclass
@@ -75,14 +282,17 @@ class _Window:
 
 
 class WindowManager:
-    """All windows of a process, within a share of its time and a number of bytes."""
+    """All windows of a process, within a share of its time and a number of bytes; the first may always be opened."""
 
     def __init__(self, agent: Agent, probe: UserProfilerProbe) -> None:
         self._agent = agent
         self._probe = probe
         self._config = config = agent.config.window
         self.plan = (SchedulePlan if config.mode == "schedule" else Plan)(config)
-        self.budget = Budget(began_ns=agent.clock.now(), time_share=config.time_share, byte_budget=config.byte_budget)
+        self._began_ns = agent.clock.now()
+        self._spent_ns: int | None = None  # what all windows cost so far; None before the first
+        self._last_cost_ns = 0
+        self._bytes_left = config.byte_budget  # that further traces may take
         self._first_step_ns: int | None = None
         self._window: _Window | None = None
         self._lock = threading.RLock()
@@ -140,36 +350,22 @@ class WindowManager:
                 if not self.plan.over:
                     self._consider(row, now_ns)
         except BaseException:
-            self._let_go()
+            # A call of ours failed: end the session if that is still possible, and never come back to it.
+            window = self._window
+            if window is not None:
+                self._forget(window)
+                if window.session.state in ("prepared", "recording") and not self._is_lost(window):
+                    window.session.stop()
             raise
 
     def _consider(self, row: StepRow, now_ns: int) -> None:
-        at = self._boundary(row, now_ns)
-        self.plan.observe(at)
-        if not at.in_window:
-            self._usual_wall_ns = at.wall_ns
-        if self._config.mode == "auto" and not self.budget.affords_time(now_ns):
-            self._why_not = self.budget.over_time()
-            return
-        opening = self.plan.decide(at)
-        if opening is not None:
-            why = self._refusal(now_ns)
-            if why is None or self._config.mode == "schedule":
-                self.plan.opened(at)
-            if why is None:
-                self._open(opening, at)
-            else:
-                self._skip(why)
-
-    def _boundary(self, row: StepRow, now_ns: int) -> Boundary:
-        agent = self._agent
+        agent, is_auto = self._agent, self._config.mode == "auto"
         self._first_step_ns = self._first_step_ns or now_ns
-        if self._config.mode == "auto":
+        if is_auto:
             self.plan.warmup = 0 if device_in_use() is None else DEVICE_WARMUP
-        compiled = agent.last_compile_step
-        loader = agent.probes.get("loader")
+        compiled, loader = agent.last_compile_step, agent.probes.get("loader")
         batches = loader.remaining() if isinstance(loader, LoaderProbe) else None
-        return Boundary(
+        at = Boundary(
             completed=row.step + 1,
             kind=row.kind,
             wall_ns=row.wall_ns,
@@ -181,27 +377,40 @@ class WindowManager:
             remaining=None if batches is None else batches // max(1, row.fetches),
             elapsed_ns=now_ns - self._first_step_ns,
         )
+        self.plan.observe(at)
+        if not at.in_window:
+            self._usual_wall_ns = at.wall_ns
+        # Whether another window like the last one would stay within the share of the time run so far.
+        allowed_ns = self._config.time_share * (now_ns - self._began_ns)
+        too_long: str | None = None
+        if self._spent_ns is not None and self._spent_ns + self._last_cost_ns > allowed_ns:
+            too_long = f"another window would exceed {100 * self._config.time_share:.3g} % of the run's time"
+            if is_auto:
+                self._why_not = too_long
+                return
+        opening = self.plan.decide(at)
+        if opening is not None:
+            why = self._refusal() or too_long
+            if why is None and (self.plan.max_active == 0 or self._bytes_left < 1):
+                why = "the windows' byte budget is used up"
+            if why is None or not is_auto:
+                self.plan.opened(at)
+            if why is None:
+                self._open(opening, at)
+            else:
+                self._skip(why)
 
-    def _refusal(self, now_ns: int) -> str | None:
-        """Why no window may be opened here although the plan asks for one."""
+    def _refusal(self) -> str | None:
+        """Why no profiler of ours may be opened here."""
         if self._agent.guard.is_off("user_profiler"):
             return "the script's own profilers cannot be seen"
-        busy = self._probe.busy() or ("another profiler session is enabled" if anything_enabled() else None)
-        if busy is not None:
-            return busy
-        if not self.budget.affords_time(now_ns):
-            return self.budget.over_time()
-        if self.plan.max_active == 0 or not self.budget.fits(1):
-            return "the windows' byte budget is used up"
-        return None
+        return self._probe.busy() or ("another profiler session is enabled" if anything_enabled() else None)
 
     def _skip(self, reason: str) -> None:
         self._why_not = reason
         if reason != self._said:
             self._said = reason
             self._agent.journal.write("window_skipped", reason=reason, asked=self._config.mode == "schedule")
-
-    # ------------------------------------------------------------------------------------------------ open, advance
 
     def _open(self, opening: Opening, at: Boundary) -> None:
         agent = self._agent
@@ -210,32 +419,30 @@ class WindowManager:
             agent.own_profiler_active = True
             self._asked = None
             self._closed.clear()
-            self.budget.opened = True
+            self._spent_ns = self._spent_ns or 0
             device = device_in_use()
-            apart = self._is_apart is True and device is None
             stacks = sys.getprofile() is None
-            if not stacks:
-                opening = replace(opening, reason=f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}")
-            memory = self._config.memory == "on" or self._memory_asked
+            reason = opening.reason if stacks else f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}"
             if self._memory_asked:
-                opening = replace(opening, reason=f"{opening.reason}; with allocations: {agent.memory_question}")
+                reason = f"{reason}; with allocations: {agent.memory_question}"
+            memory = self._config.memory == "on" or self._memory_asked
+            apart = self._is_apart is True and device is None
             session = Session(memory=memory, device=device, stacks=stacks, is_apart=apart)
-            compiled, calls = agent.last_compile_step, self._probe.foreign_calls
-            window = _Window(session, opening, compiled, calls, opening.warmup, at.completed, started_ns)
-            self._window = window
-            (session.prepare if window.warmup_left else session.start)()
+            opening, compiled = replace(opening, reason=reason), agent.last_compile_step
+            calls, warmup = self._probe.foreign_calls, opening.warmup
+            window = self._window = _Window(session, opening, compiled, calls, warmup, at.completed, started_ns)
+            (session.prepare if warmup else session.start)()
             window.start_duration_ns = agent.clock.now() - started_ns
             window.peak_bytes = peak_resident_bytes()
             agent.steps.window(True)
 
     def _advance(self, window: _Window, row: StepRow | None) -> None:
-        agent = self._agent
         with self._lock:
             if self._window is not window:
                 return
             if self._is_lost(window):
                 self._drop_lost(window)
-            elif agent.last_compile_step != window.compile_step:
+            elif self._agent.last_compile_step != window.compile_step:
                 self._end(window, discard="compilation began inside the window")
             elif row is None:
                 return
@@ -244,28 +451,26 @@ class WindowManager:
             elif self._asked is not None:
                 self._end(window, early=self._asked)
             else:
-                self._warm_up(window, row)
-
-    def _warm_up(self, window: _Window, row: StepRow) -> None:
-        window.warmup_left -= 1
-        if window.warmup_left <= 0:
-            started_ns = self._agent.clock.now()
-            window.session.start()
-            window.first_step = row.step + 1
-            window.start_ns = started_ns
-            window.start_duration_ns += self._agent.clock.now() - started_ns
+                window.warmup_left -= 1
+                if window.warmup_left <= 0:
+                    window.start_ns = self._agent.clock.now()
+                    window.session.start()
+                    window.first_step = row.step + 1
+                    window.start_duration_ns += self._agent.clock.now() - window.start_ns
 
     def _count(self, window: _Window, row: StepRow) -> None:
+        """A step was recorded."""
         if row.kind != "train" and not self._config.everywhere:
             self._end(window, early="evaluation began")
             return
         window.steps += 1
         window.wall_ns += row.wall_ns
+        grown_bytes = resident_bytes() - window.peak_bytes - MEMORY_NOISE_BYTES
         if window.steps >= window.opening.active:
             self._end(window)
         elif self._asked is not None:
             self._end(window, early=self._asked)
-        elif self.budget.outgrown_by(resident_bytes() - window.peak_bytes):
+        elif grown_bytes * JSON_BYTES_PER_BYTE > self._bytes_left:
             self._end(window, early="the process grew by more memory than a trace within the byte budget takes")
 
     def _is_lost(self, window: _Window) -> bool:
@@ -276,9 +481,9 @@ class WindowManager:
     def _end(self, window: _Window, early: str | None = None, discard: str | None = None) -> None:
         """Stop, export and record a window of this thread. `early` lowers its confidence, `discard` drops it."""
         clock = self._agent.clock
-        confidence = LOW if early is not None else window.opening.confidence
-        reason = window.opening.reason
+        confidence, reason = window.opening.confidence, window.opening.reason
         if early is not None:
+            confidence = LOW
             reason = f"{reason}; ended after {window.steps} of {window.opening.active} steps: {early}"
         trace: str | None = None
         size: int | None = None
@@ -295,9 +500,10 @@ class WindowManager:
         exported_ns = clock.now()
         # What it cost: its calls, and how much longer its steps took than usual.
         slower_ns = max(0, window.wall_ns - window.steps * self._usual_wall_ns)
-        self.budget.charge(window.start_duration_ns + exported_ns - before_ns + slower_ns)
-        if size is not None and window.steps:
-            self.plan.max_active = self.budget.steps_left(size, window.steps)
+        self._last_cost_ns = window.start_duration_ns + exported_ns - before_ns + slower_ns
+        self._spent_ns = (self._spent_ns or 0) + self._last_cost_ns
+        if size is not None and window.steps:  # how many steps the bytes left will hold, going by this trace
+            self.plan.max_active = max(0, self._bytes_left) * window.steps // max(1, size)
         kept = discard is None
         if kept:
             self._best = HIGH if HIGH in (self._best, confidence) else LOW
@@ -309,7 +515,7 @@ class WindowManager:
             export_duration_ns=None if size is None else exported_ns - stopped_ns,
             bytes=size,
             confidence=confidence,
-            reason=reason if discard is None else discard,
+            reason=discard or reason,
             status="kept" if kept else "dropped",
         )
 
@@ -320,10 +526,10 @@ class WindowManager:
             return None, None, "there is no rank folder"
         path = trace_path(folder)
         size = window.session.export(path)
-        if not self.budget.fits(size):
+        if size > self._bytes_left:
             os.unlink(path)
-            return None, size, f"the trace takes {size} bytes, the byte budget left is {self.budget.bytes_left}"
-        self.budget.bytes_left -= size
+            return None, size, f"the trace takes {size} bytes, the byte budget left is {self._bytes_left}"
+        self._bytes_left -= size
         return os.path.basename(path), size, None
 
     def _forget(self, window: _Window) -> None:
@@ -341,15 +547,6 @@ class WindowManager:
         self.plan.closed(kept=False, confidence=LOW)
         self._record(window, confidence=LOW, reason="another profiler took the session over", status="dropped")
 
-    def _let_go(self) -> None:
-        """A call of ours failed: end the session if that is still possible, and never come back to it."""
-        window = self._window
-        if window is None:
-            return
-        self._forget(window)
-        if window.session.state in ("prepared", "recording") and not self._is_lost(window):
-            window.session.stop()
-
     def _record(self, window: _Window, **fields: Any) -> None:
         record: dict[str, Any] = {
             **dict.fromkeys(("trace", "stop_duration_ns", "export_duration_ns", "bytes")),
@@ -357,15 +554,13 @@ class WindowManager:
             "steps": window.steps,
             "start_ns": window.start_ns,
             "start_duration_ns": window.start_duration_ns,
-            "cost_ns": self.budget.last_cost_ns,
+            "cost_ns": self._last_cost_ns,
             **fields,
         }
         lasted_ns = self._agent.clock.now() - window.start_ns
         self._agent.journal.write("window", window.start_ns, lasted_ns, step=window.first_step, **record)
 
-    # ------------------------------------------------------------------------------------- asked to end from outside
-
-    def _close_here(self, why: str) -> None:
+    def close_here(self, why: str) -> None:
         """Close and keep the window, if one is open that is this thread's."""
         window = self._window
         if window is not None and window.session.thread == threading.get_ident():
@@ -381,7 +576,7 @@ class WindowManager:
         Another thread cannot close it and asks; with `wait` it gives the training thread a bounded time, and then the
         window is given up, untouched: torch replaces its session when the other one starts.
         """
-        self._close_here(why)
+        self.close_here(why)
         window = self._window
         if window is None:
             return
@@ -391,13 +586,9 @@ class WindowManager:
                 if self._window is window:
                     self._drop_lost(window)
 
-    def before_fork(self) -> None:
-        """A forked loader worker would inherit the session and record, unseen, for as long as it lives."""
-        self._close_here("processes were forked")
-
     def finish(self) -> None:
         """Close and keep an open window, and say why there is none or no better one. Called at the process's end."""
-        self._close_here("the process ended")
+        self.close_here("the process ended")
         if self._first_step_ns is None or self._said is not None or self._best == HIGH:
             return
         if self._best is None or self._why_not is not None:

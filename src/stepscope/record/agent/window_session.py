@@ -17,7 +17,6 @@ import threading
 import time
 import warnings
 from contextlib import contextmanager
-from types import CodeType
 from typing import Any, Callable, Iterator
 
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
@@ -116,18 +115,15 @@ def apart(work: Callable[[], None]) -> None:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
             raised.append(error)
-    while _runs(thread, run.__code__):
+    while True:  # as long as the thread's first function is still ours: a profiler that starts now would record it
+        frame = sys._current_frames().get(thread)
+        while frame is not None and frame.f_back is not None:
+            frame = frame.f_back
+        if frame is None or frame.f_code is not run.__code__:
+            break
         time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
-
-
-def _runs(thread: int, code: CodeType) -> bool:
-    """Whether the first function of `thread` is still that of `code`: a profiler that starts now would record it."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame is not None and frame.f_code is code
 
 
 def begin_here() -> None:
@@ -221,12 +217,16 @@ class Session:
         if self._log_level is not None:
             self._logged = self._log_level.value
             self._log_level.value = max(self._logged, ERRORS_ALONE)
-        with our_call(), self._log_as_before_on_errors():
-            self._profiler._start_trace()
-            # A session over all threads is not the thread's own, and torch then answers False here while it records.
-            self._visible = bool(torch.autograd._profiler_enabled())
-            self.state = "recording"
-            _add_metadata(torch, stacks=self._stacks)
+        try:
+            with our_call():
+                self._profiler._start_trace()
+                # A session over all threads is not the thread's own: torch then answers False here while it records.
+                self._visible = bool(torch.autograd._profiler_enabled())
+                self.state = "recording"
+                _add_metadata(torch, stacks=self._stacks)
+        except BaseException:
+            self._log_again()
+            raise
 
     def stop(self) -> None:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
@@ -253,14 +253,6 @@ class Session:
         self.state = "gone"
         self._profiler = None
         self._log_again()
-
-    @contextmanager
-    def _log_as_before_on_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._log_again()
-            raise
 
     def _log_again(self) -> None:
         level, self._log_level = self._log_level, None

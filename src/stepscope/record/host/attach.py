@@ -16,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,16 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
     if program is None:
         raise EnvironmentRefusal("py-spy is not installed, and it is what reads a running process; pip install py-spy")
     tree = look_at_tree(options.pid)
-    _check_readable(program, tree)
+    targets = tree.sampling_order()
+    if not targets:
+        name = read_stat(tree.root)
+        raise UnreadableInputError(
+            f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
+            "one below it; find the training's with: pgrep -af python"
+        )
+    first_look = look_into(program, targets[0])
+    if not first_look.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
+        raise refusal(targets[0], first_look, rights(targets[0]))
     ranks = find_ranks(tree)
     first = tree.members[next(iter(ranks.values()), options.pid)]
     environ, cwd = _environment(first.pid), _cwd(first.pid)
@@ -164,11 +173,15 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
 
     They are the outermost ones with torch. Their numbers are `RANK` in their environment; a single one without is 0.
     """
-    training = {
-        process.pid: _rank_number(_environment(process.pid))
-        for process in tree.members.values()
-        if process.torch and process.python and process.role in ("root", "other", "rank")
-    }
+    training: dict[int, int | None] = {}
+    for process in tree.members.values():
+        if process.torch and process.python and process.role in ("root", "other", "rank"):
+            environ = _environment(process.pid)
+            tasks = (whole_number(environ.get("SLURM_NTASKS")) or 1) > 1
+            # as torchrun, Open MPI, MPICH and SLURM give it
+            names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", *(("SLURM_PROCID",) if tasks else ()))
+            told = (whole_number(environ.get(name)) for name in names)
+            training[process.pid] = next((number for number in told if number is not None), None)
     left_out: set[int] = set()  # children, and processes that started others which may be the ranks
     for pid, number in training.items():
         above = next((up for up, _ in reversed(tree.chain(pid)[:-1]) if up in training), None)
@@ -260,20 +273,6 @@ class _Timer:
         return handled((signal.SIGINT, *ENDINGS), lambda *_: self._asked.set())
 
 
-def _check_readable(program: str, tree: ProcessTree) -> None:
-    """Raise what says why nothing can be sampled, before anything is written."""
-    targets = tree.sampling_order()
-    if not targets:
-        name = read_stat(tree.root)
-        raise UnreadableInputError(
-            f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
-            "one below it; find the training's with: pgrep -af python"
-        )
-    first = look_into(program, targets[0])
-    if not first.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
-        raise refusal(targets[0], first, rights(targets[0]))
-
-
 def _environment(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty where it may not be read. Only known names are ever written."""
     parts = read_proc(pid, "environ", _MOST_ENVIRONMENT).split(b"\0")
@@ -289,13 +288,6 @@ def _cwd(pid: int) -> Path:
         return Path("/")
 
 
-def _rank_number(environ: Mapping[str, str]) -> int | None:
-    """The rank a launcher has given, by the names of torchrun, Open MPI, MPICH and SLURM."""
-    tasks = (whole_number(environ.get("SLURM_NTASKS")) or 1) > 1
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", *(("SLURM_PROCID",) if tasks else ()))
-    return next((number for name in names if (number := whole_number(environ.get(name))) is not None), None)
-
-
 _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")
 _FROM_INSIDE = "start the training with `stepscope run`, which can sample from inside"
 
@@ -304,7 +296,14 @@ def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
     """The error for a process that py-spy could not read."""
     if not os.path.exists(f"/proc/{pid}"):
         return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
-    what = _missing(look.message, asked) if look.refused else _unsupported(pid, look.message)
+    program, said = os.path.basename(read_executable(pid) or ""), look.message.rstrip(".")
+    what = f"py-spy says {said!r}; upgrade py-spy, or {_FROM_INSIDE}"  # it was let in and did not find what it knows
+    if look.refused:
+        what = _missing(said, asked)
+    elif _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
+        what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
+    elif program.startswith("pypy"):
+        what = "it is PyPy, which py-spy cannot read; run the training with CPython"
     return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
 
 
@@ -323,14 +322,4 @@ def _missing(message: str, asked: Rights) -> str:
         if asked.yama == 1:
             how = "run this with sudo, or set it to 0 (sudo sysctl kernel.yama.ptrace_scope=0)"
             return f"ptrace_scope is 1, so only its parents may attach; {how}, or {_FROM_INSIDE}"
-    return f"{message.rstrip('.')}; {IN_CONTAINER}, elsewhere run this with sudo"
-
-
-def _unsupported(pid: int, message: str) -> str:
-    """py-spy was let in and did not find what it knows."""
-    program = os.path.basename(read_executable(pid) or "")
-    if _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
-        return "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
-    if program.startswith("pypy"):
-        return "it is PyPy, which py-spy cannot read; run the training with CPython"
-    return f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"
+    return f"{message}; {IN_CONTAINER}, elsewhere run this with sudo"

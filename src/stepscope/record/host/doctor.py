@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepscope.model.counted import things
+from stepscope.record.agent.knobs import cpu_text
 from stepscope.record.host.hardware import (
     ROOT,
     Cgroups,
     Gpus,
     affinity,
     find_cgroups,
-    format_cpu_list,
     governor,
     online_cpus,
     read_text,
@@ -84,7 +84,7 @@ def examine(python: str | None = None) -> Doctor:
         threads_check(smt_active()),
         pressure_check(),
     )
-    line = f"stepscope run -- taskset -c {format_cpu_list(pinned)} python train.py" if pinned else None
+    line = f"stepscope run -- taskset -c {cpu_text(pinned)} python train.py" if pinned else None
     return Doctor(checks=checks, pinned_command=line, pinned_cpus=tuple(pinned))
 
 
@@ -194,7 +194,7 @@ def torch_check(build: Mapping[str, Any]) -> Check:
 
 def processors_check(cpus: Sequence[int], online: Sequence[int], cgroups: Cgroups) -> Check:
     limit = cgroups.cpu_limit_cores()
-    text = f"{len(cpus)} of {len(online) or '?'} processors ({format_cpu_list(cpus)})"
+    text = f"{len(cpus)} of {len(online) or '?'} processors ({cpu_text(cpus)})"
     if limit is None:
         return Check("processors", "ok", f"{text}, no quota")
     if limit >= len(cpus):

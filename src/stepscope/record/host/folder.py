@@ -8,6 +8,7 @@ also when all of them start in the same moment.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import json
 import os
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import EnvironmentRefusal, UsageError
-from stepscope.record.host.jsonlines import JsonLinesTail
-from stepscope.record.host.scheduler import Scheduler, job_in_manifest
+from stepscope.record.host.jsonlines import JsonLinesTail, read_json
+from stepscope.record.host.scheduler import Scheduler, job_in_manifest, scheduler_of
 
 DEFAULT_PARENT = "stepscope-runs"
 JOB_FILE = "job.json"
@@ -125,26 +126,9 @@ def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
     )
 
 
-def scheduler_of(manifest: dict[str, Any] | None) -> dict[str, Any]:
-    """What a manifest says of its launcher's job; empty where it says nothing."""
-    found = (manifest or {}).get("scheduler")
-    return found if isinstance(found, dict) else {}
-
-
 def _identity(owner: dict[str, Any]) -> tuple[str, ...]:
     found = owner.get("identity")
     return tuple(str(part) for part in found) if isinstance(found, list) else ()
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None when there is no such file, empty when it cannot be understood."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _claim(run: Path, host_name: str, scheduler: Scheduler | None, *, new: bool) -> RunFolder | None:
@@ -240,3 +224,92 @@ def compress_traces(folders: list[Path]) -> None:
             path.unlink()
         except OSError:
             part.unlink(missing_ok=True)
+
+
+# launchers: one of them reads the recordings of so many in some seconds. Of more each reduces its machine's, and the
+# last one reads the reduced tables.
+LARGEST_READ_JOB = 16
+DONE = ".done"  # in a launcher's folder, when it has done its part but for the report
+
+
+class Part(enum.Enum):
+    """What a launcher does at its end: make the report, say one line, or be silent."""
+
+    REPORT = "report"
+    WORD = "word"
+    SILENT = "silent"
+
+
+def reduces(run: Path, host_dir: Path) -> bool:
+    """Whether the launcher that owns `host_dir` reduces what its machine recorded, after its manifest was completed.
+
+    That is so in a job of many launchers, for the one of a machine that ends last; true once. Never raises OSError.
+    """
+    members = scheduler_of(read_json(host_dir / "manifest.json")).get("members")
+    folders = _folders(run)
+    if max(members if isinstance(members, int) else 0, len(folders)) <= LARGEST_READ_JOB:
+        return False
+    base = _machine(host_dir.name, folders)
+    mine = [folder for folder in folders if _machine(folder.name, folders) == base]
+    if not all(_has_ended(read_json(folder / "manifest.json") or {}) for folder in mine):
+        return False
+    with contextlib.suppress(OSError):  # another of the machine has it, who ended in the same moment
+        (run / f".{base}-reduced-by-{len(mine)}").open("x").close()
+        return True
+    return False
+
+
+def say_done(host_dir: Path) -> None:
+    """Say that nothing but the report is left to do; never raises OSError."""
+    with contextlib.suppress(OSError):
+        (host_dir / DONE).touch()
+
+
+def part_in_report(run: Path, host_dir: Path) -> Part:
+    """The part of the launcher that owns `host_dir`, after `say_done`; never raises OSError."""
+    scheduler = scheduler_of(read_json(host_dir / "manifest.json"))
+    if not scheduler.get("identity"):
+        return Part.REPORT
+    folders = _folders(run)
+    members = scheduler.get("members")
+    if len(folders) <= 1 and (members or 1) <= 1:
+        return Part.REPORT
+    ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
+    large = len(folders) > LARGEST_READ_JOB
+    if all(time is not None for time in ended) and (
+        not large or (all((folder / DONE).exists() for folder in folders) and len(folders) >= (members or 0))
+    ):
+        # Taken once per number of ended launchers, so that two that end together make one report. Where the claim fails
+        # another has it, or nothing can be written, the report neither.
+        with contextlib.suppress(OSError):
+            (run / f".reported-by-{len(folders)}").open("x").close()
+            return Part.REPORT
+    return Part.SILENT if scheduler.get("index") else Part.WORD
+
+
+def _folders(run: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [path for path in run.glob("host-*") if path.is_dir()]
+    return []
+
+
+def _machine(name: str, folders: list[Path]) -> str:
+    """host-NODE of host-NODE.2, where there is such a folder."""
+    base, _, number = name.rpartition(".")
+    return base if number.isdecimal() and any(folder.name == base for folder in folders) else name
+
+
+def _has_ended(manifest: dict[str, Any]) -> bool:
+    """Whether a launcher of this machine has ended, or is gone without a word."""
+    if manifest.get("ended_ns") is not None:
+        return True
+    pid = manifest.get("launcher_pid")
+    if not isinstance(pid, int) or pid <= 0 or manifest.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        pass
+    return False

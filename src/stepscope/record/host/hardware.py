@@ -1,4 +1,4 @@
-"""The machine and its noise: processors, affinity, sibling threads, limits, governor, and GPUs through NVML.
+"""The machine and its noise: processors, affinity, sibling threads, limits, governor, page faults, GPUs through NVML.
 
 `root` prefixes every path read, so that tests can show other machines. Unknown is None. Each query of a GPU is guarded
 alone: drivers refuse some and answer the rest.
@@ -6,8 +6,14 @@ alone: drivers refuse some and answer the rest.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 import os
 import re
+import statistics
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +40,6 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
         "memory_bytes": memory_bytes(root),
         "gpus": None,
     }
-
-
-def gpu_facts() -> list[dict[str, Any]]:
-    with Gpus() as gpus:
-        return gpus.describe()
 
 
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:
@@ -88,16 +89,6 @@ def parse_cpu_list(text: str) -> list[int]:
     return sorted(cpus)
 
 
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and parts[-1][1] == cpu - 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def cpu_model(root: Path = ROOT) -> str | None:
     names = ("model name", "Model", "cpu model", "uarch")
     fields = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
@@ -132,14 +123,12 @@ def frequency_mhz(cpus: Iterable[int]) -> float | None:
     wanted = sorted(cpus)[:16]
     paths = (ROOT / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
     texts = (read_text(path) for path in paths)
-    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(map(str, wanted)))
+    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()]
+    for block in () if values else (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n"):
+        told = dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", block, re.MULTILINE))
+        if len(told) == 2 and int(float(told["processor"])) in wanted:
+            values.append(float(told["cpu MHz"]))
     return sum(values) / len(values) if values else None
-
-
-def _cpuinfo_mhz(wanted: set[str]) -> list[float]:
-    blocks = (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n")
-    fields = [dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", each, re.MULTILINE)) for each in blocks]
-    return [float(each["cpu MHz"]) for each in fields if len(each) == 2 and each["processor"] in wanted]
 
 
 def read_text(path: Path) -> str | None:
@@ -371,17 +360,13 @@ class Gpus:
                 ("gpu_clock_reasons", "bitmask", self._query("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
             )
             found += [(name, unit, float(value), None, device) for name, unit, value in readings if value is not None]
-            if with_processes:
-                found += self._processes(handle, device)
+            # who computes on it, whoever started it; the driver may hide how much memory each has
+            for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or () if with_processes else ():
+                used, pid = getattr(process, "usedGpuMemory", None), int(process.pid)
+                found.append(("gpu_process", "count", 1.0, pid, device))
+                if used is not None:
+                    found.append(("gpu_process_bytes", "bytes", float(used), pid, device))
         return found
-
-    def _processes(self, handle: Any, device: str) -> Iterator[Metric]:
-        """Who computes on a device, whoever started it; the driver may hide how much memory each has."""
-        for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
-            used = getattr(process, "usedGpuMemory", None)
-            yield ("gpu_process", "count", 1.0, int(process.pid), device)
-            if used is not None:
-                yield ("gpu_process_bytes", "bytes", float(used), int(process.pid), device)
 
 
 def numa_node(bus_id: str | None, folder: Path = _PCI_DEVICES) -> int | None:
@@ -401,3 +386,92 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else None
+
+
+BYTES = 8 << 20  # of one mapping, as large as tensors that glibc maps anew; threads share it as those of an operator do
+BUDGET_NS = 20_000_000  # for one thread, and as much for several
+MOST_FAULTING = 16
+NICENESS = 10
+
+
+def page_fault_cost(threads: int) -> dict[str, Any] | None:
+    """What a page fault costs here, in processor time: memory is mapped, written and given back. None: not measurable.
+
+    `ns_alone` of a fault on one thread, `ns_beside` of each where `threads` fault at once, `ns_returned` of a page. The
+    training is never part of it: the launcher measures once the command has ended, at low priority, for some 50 ms.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work() -> dict[str, Any] | None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
+            count = max(1, min(threads, MOST_FAULTING, len(os.sched_getaffinity(0))))
+            alone = _rounds(1)
+            beside = _rounds(count) if count > 1 else alone
+        except (OSError, AttributeError, ValueError, statistics.StatisticsError):
+            return None
+        figures = {"ns_alone": alone[0], "ns_beside": beside[0], "ns_returned": alone[1]}
+        return {
+            "page_bytes": mmap.PAGESIZE,
+            "threads": count,
+            **{name: round(value, 1) for name, value in figures.items()},
+        }
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def _rounds(count: int) -> tuple[float, float]:
+    """Medians over rounds: (ns of a fault to each of `count` threads at once, ns to give a page back)."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    part = BYTES // count
+    faults: list[float] = []
+    returns: list[float] = []
+    gate = threading.Barrier(count)
+
+    def fault_ns(start: int) -> float:
+        """Of the first write to a stretch of memory what a second write does not take."""
+        gate.wait()
+        began = time.thread_time_ns()
+        ctypes.memset(start, 1, part)  # lets go of the interpreter lock, so that threads fault side by side
+        written = time.thread_time_ns()
+        ctypes.memset(start, 2, part)
+        return 2.0 * written - began - time.thread_time_ns()
+
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    with ThreadPoolExecutor(count) as pool:
+        while not faults or (time.monotonic_ns() < end_ns and len(faults) < 9):
+            memory = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_NOHUGEPAGE)  # so that a page is a page
+            held = ctypes.c_char.from_buffer(memory)
+            start = ctypes.addressof(held)
+            spent = list(pool.map(fault_ns, range(start, start + count * part, part)))
+            del held
+            began = time.thread_time_ns()
+            memory.close()
+            returns.append((time.thread_time_ns() - began) / (BYTES // mmap.PAGESIZE))
+            faults.append(max(0.0, statistics.mean(spent)) / (part // mmap.PAGESIZE))
+    return statistics.median(faults), statistics.median(returns)
+
+
+def huge_pages(root: Path = ROOT) -> str | None:
+    """`always`, `madvise` or `never`, as the kernel is set."""
+    text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
+    return text.partition("[")[2].partition("]")[0] or None
+
+
+def page_fault_facts(threads: int | None) -> dict[str, Any]:
+    """The manifest's `page_faults`: what a fault costs with so many `threads`, and what could be done about it."""
+    from stepscope.record.agent.knobs import launched
+
+    libc = None  # such as "glibc 2.36"; where it is another C library it is unknown
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        libc = os.confstr("CS_GNU_LIBC_VERSION")
+    return {
+        "cost": None if threads is None else page_fault_cost(threads),
+        "huge_pages": huge_pages(),
+        "libc": libc,
+        "installed": [name for name in launched.LIBRARIES if launched.installed(name) is not None],
+    }

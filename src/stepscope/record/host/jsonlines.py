@@ -69,6 +69,17 @@ class JsonLinesTail:
         return rows
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None when there is no such file, empty when it cannot be understood."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace `path` by `value` in one step, as `write_text` does."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=True) + "\n")

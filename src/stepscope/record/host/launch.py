@@ -25,10 +25,10 @@ import stepscope
 from stepscope.errors import EnvironmentRefusal
 from stepscope.record.agent.config import Clock, epoch_offset_ns
 from stepscope.record.agent.journal import LastWord
-from stepscope.record.host import page_cost
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
-from stepscope.record.host.jsonlines import JsonLinesTail
+from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
+from stepscope.record.host.hardware import page_fault_facts
+from stepscope.record.host.jsonlines import JsonLinesTail, read_json
 from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, SEGMENT_SECONDS, RecordOptions
@@ -106,14 +106,6 @@ def launch(
     return _Launch(options, environment, executable, folder, manifest, clock, pyspy, endpoint).run(meanwhile)
 
 
-def _at_leisure(do: Callable[[], None]) -> None:
-    """At a priority below the command's. What goes wrong here goes wrong again where it is needed, and is told then."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEISURE_NICENESS)
-    with contextlib.suppress(Exception):
-        do()
-
-
 @dataclass
 class _Launch:
     """One execution, from the start of the command to the complete manifest."""
@@ -139,8 +131,15 @@ class _Launch:
             self.manifest.started(started_ns, child.pid)
             describe = threading.Thread(target=self.manifest.describe, args=(self.pyspy,), daemon=True)
             describe.start()
+
+            def at_leisure(do: Callable[[], None]) -> None:
+                with contextlib.suppress(OSError, AttributeError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEISURE_NICENESS)
+                with contextlib.suppress(Exception):  # it goes wrong again where it is needed, and is told then
+                    do()
+
             if meanwhile is not None:
-                threading.Thread(target=_at_leisure, args=(meanwhile,), daemon=True).start()
+                threading.Thread(target=at_leisure, args=(meanwhile,), daemon=True).start()
             self._watch(child, signals, telemetry)
             ended_ns = self.clock.now()
             hurried = signals.hurried()
@@ -151,10 +150,13 @@ class _Launch:
                 told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
                 # of torch's operators; None where nothing trained, and without the system's counts of faults
                 threads = max((each for each in told if isinstance(each, int)), default=None)
-                self.manifest.values["page_faults"] = page_cost.facts(threads)
+                self.manifest.values["page_faults"] = page_fault_facts(threads)
             describe.join(0.2 if hurried else 5.0)
             self.manifest.values["problems"] = [self.problem] if self.problem else []
-            self.manifest.ended(ended_ns, child.returncode, self._sampler())
+            given_up = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
+            if given_up:
+                self.manifest.values["sampler"] |= {"source": "agent", "reason": given_up[0].get("reason")}
+            self.manifest.ended(ended_ns, child.returncode)
             if self.manifest.problem:
                 ending = {name: self.manifest.values[name] for name in ("ended_ns", "exit")}
                 problems = [self.manifest.problem, *self.manifest.values["problems"]]
@@ -172,35 +174,44 @@ class _Launch:
         )
 
     def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
-        environment = child_environment(self.environ, self._agent_configuration())
+        environment = child_environment(
+            self.environ,
+            {
+                "run": str(self.folder.run),
+                "host_dir": str(self.folder.host),
+                "host": os.uname().nodename,
+                "epoch_offset_ns": self.clock.epoch_offset_ns,
+                "window": asdict(self.options.window),
+                "max_steps": self.options.max_steps,
+                "knobs": [[knob.knob, knob.value] for knob in self.options.knobs],
+                "seed": self.options.seed,
+                "watch": self.options.watch,
+                "sampler_hz": int(max(1.0, min(self.options.rate_hz, FALLBACK_RATE_HZ))),
+                "faults": self.environ.get("STEPSCOPE_FAULTS"),
+            },
+        )
+        allow = allow_tracing()
+
+        def prepare() -> None:
+            """In the child between fork and exec; everything it needs is looked up before the fork."""
+            allow()
+            if signals.children_were_ignored:
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals.original)
+
         try:
             return subprocess.Popen(
                 list(self.options.command),
                 executable=self.executable,
                 env=environment,
                 close_fds=False,  # the command inherits what we inherited
-                preexec_fn=_prepare_child(signals),
+                preexec_fn=prepare,
             )
         except OSError as error:
             self.folder.discard()
             name = self.options.command[0]
             status = 127 if isinstance(error, FileNotFoundError) else 126
             raise CommandNotStarted(f"{name} cannot be started: {error.strerror}", status) from None
-
-    def _agent_configuration(self) -> dict[str, Any]:
-        return {
-            "run": str(self.folder.run),
-            "host_dir": str(self.folder.host),
-            "host": os.uname().nodename,
-            "epoch_offset_ns": self.clock.epoch_offset_ns,
-            "window": asdict(self.options.window),
-            "max_steps": self.options.max_steps,
-            "knobs": [[knob.knob, knob.value] for knob in self.options.knobs],
-            "seed": self.options.seed,
-            "watch": self.options.watch,
-            "sampler_hz": int(max(1.0, min(self.options.rate_hz, FALLBACK_RATE_HZ))),
-            "faults": self.environ.get("STEPSCOPE_FAULTS"),
-        }
 
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
         host, offset_ns = str(self.folder.host), self.clock.epoch_offset_ns
@@ -269,11 +280,6 @@ class _Launch:
                 why = f": their process was killed by signal {-status}"
             self.problem = f"telemetry and stacks are incomplete{why}"
 
-    def _sampler(self) -> dict[str, Any]:
-        values = dict(self.manifest.values["sampler"])
-        rows = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
-        return {**values, "source": "agent", "reason": rows[0].get("reason")} if rows else values
-
 
 def child_environment(environ: Mapping[str, str], configuration: Mapping[str, Any]) -> dict[str, str]:
     """The user's environment and what brings the agent into Python children."""
@@ -296,19 +302,6 @@ def without_user_code(environ: Mapping[str, str]) -> dict[str, str]:
 
 def package_folder() -> str:
     return os.path.dirname(os.path.abspath(stepscope.__file__))
-
-
-def _prepare_child(signals: BlockedSignals) -> Callable[[], None]:
-    """What runs in the child between fork and exec; everything it needs is looked up before the fork."""
-    allow = allow_tracing()
-
-    def prepare() -> None:
-        allow()
-        if signals.children_were_ignored:
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals.original)
-
-    return prepare
 
 
 def interrupt_as_terminal(root: int) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.command import Script, user_roots
-from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
+from stepscope.record.host.hardware import Gpus, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.meters import Rapl
-from stepscope.record.host.nodelist import nodes_of
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.pyspy import output_of, pyspy_version
-from stepscope.record.host.scheduler import Scheduler
+from stepscope.record.host.scheduler import Scheduler, nodes_of
 from stepscope.schema import RUN_SCHEMA
 
 # Names that change how fast the same program runs, or say which part of a job this is. Nothing else is kept: an
@@ -64,7 +63,8 @@ class Manifest:
         running command."""
         if pyspy is not None:
             self.values["sampler"]["version"] = pyspy_version(pyspy)
-        self.values["hardware"].update(gpus=gpu_facts(), cpu_energy=Rapl().describe())
+        with Gpus() as gpus:
+            self.values["hardware"].update(gpus=gpus.describe(), cpu_energy=Rapl().describe())
         self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
         scheduler = self.values["scheduler"] or {}
         if listed := scheduler.get("job_nodelist"):
@@ -75,14 +75,14 @@ class Manifest:
         self.values.update(started_ns=now_ns, pid=pid)
         self.save()
 
-    def ended(self, now_ns: int, returncode: int, sampler: Mapping[str, Any]) -> None:
+    def ended(self, now_ns: int, returncode: int) -> None:
         """`returncode` as `subprocess` gives it: negative for a signal."""
         ended = {
             "status": returncode if returncode >= 0 else None,
             "signal": -returncode if returncode < 0 else None,
             "shell_status": shell_status(returncode),
         }
-        self.values.update(ended_ns=now_ns, exit=ended, sampler=dict(sampler))
+        self.values.update(ended_ns=now_ns, exit=ended)
         self.save()
 
 

@@ -161,7 +161,8 @@ class ProcessTree:
             for pid in sorted(fresh):
                 stat = fresh[pid]
                 known = pid == self.root or stat.ppid in self.members or pid in self._agent_roles
-                if known or (stat.ppid not in fresh and self._is_marked(pid)):
+                mark = None if known or stat.ppid in fresh else self._mark
+                if known or (mark is not None and mark in read_proc(pid, "environ")):
                     member = Process(pid, stat.ppid, stat.start_ticks, now_ns, comm=stat.comm)
                     self.members[pid] = member
                     added.append(member)
@@ -169,9 +170,6 @@ class ProcessTree:
                     grown = True
         self._strangers.update({pid: stat.ppid for pid, stat in fresh.items()})
         return added
-
-    def _is_marked(self, pid: int) -> bool:
-        return self._mark is not None and self._mark in read_proc(pid, "environ")
 
     def _new_stat(self, pid: int) -> Stat | None:
         """The stat of a process we do not know yet; not of a zombie, nor of a dead member that is still listed."""
@@ -199,8 +197,10 @@ class ProcessTree:
             process.python = bool(PYTHON.fullmatch(base)) if base else None
         while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
             process.looks += 1
-            if process.torch is not True:
-                _look_for_libraries(process)
+            maps = b"" if process.torch else read_proc(process.pid, "maps")
+            if maps:
+                process.torch = b"/libtorch" in maps
+                process.python = True if b"/libpython" in maps else process.python
         process.role = self.role_of(process)
         return replace(before, looks=process.looks) != process
 
@@ -244,11 +244,3 @@ class ProcessTree:
         if spawned and parent.role == "helper":
             parent = self.members.get(parent.ppid, parent)
         return parent.pid in self._claims and (spawned or process.argv == parent.argv)
-
-
-def _look_for_libraries(process: Process) -> None:
-    maps = read_proc(process.pid, "maps")
-    if maps:
-        process.torch = b"/libtorch" in maps
-        if b"/libpython" in maps:
-            process.python = True

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -258,14 +258,12 @@ class Sampler:
         for pid in list(self.targets())[:MOST_SAMPLED]:
             due = self.active and pid not in watched and now >= self._not_before.get(pid, 0.0)
             if due and os.path.exists(f"/proc/{pid}"):
-                self._start(pid)
+                if self._segment is None:
+                    self._segment = _Segment(self._next_number, self.now_ns(), now + self.segment_seconds, [])
+                    self._next_number += 1
+                self._start(pid, self._segment)
 
-    def _start(self, pid: int) -> None:
-        if self._segment is None:
-            deadline = time.monotonic() + self.segment_seconds
-            self._segment = _Segment(self._next_number, self.now_ns(), deadline, [])
-            self._next_number += 1
-        segment = self._segment
+    def _start(self, pid: int, segment: _Segment) -> None:
         path = self.folder / f"stacks-{segment.number}.{len(segment.spies)}.part"
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sampler
         longest = max(1, round(self.segment_seconds * _DEAD_MAN_FACTOR))
@@ -307,11 +305,10 @@ class Sampler:
                 messages += [message] if is_refusal(message) else []
                 continue
             try:
-                counted = spy.convert(self.rate_hz, wall_minus_run_ns)
+                parts.append(spy.convert(self.rate_hz, wall_minus_run_ns, process_prefix(self.chain(spy.pid))))
             except UnreadableTraceError as error:
                 messages.append(str(error))
                 continue
-            parts.append(replace(counted, prefix=process_prefix(self.chain(spy.pid))))
             errors += spy.counts[1]
         written, times = write_segment(path, parts) if parts else (False, None)
         # When the last sampler stopped: it takes one more sample after it was told to.
@@ -429,8 +426,8 @@ class Spy:
             return min(max(self.spawned_ns + _LOADING_NS, written_ns - last_us * 1000), max(latest, self.spawned_ns))
         return self.spawned_ns + _LOADING_NS
 
-    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> Counted:
-        """What it has sampled, without the name of its process. Raises `UnreadableTraceError`."""
+    def convert(self, rate_hz: float, wall_minus_run_ns: int, prefix: str) -> Counted:
+        """What it has sampled; `prefix` names its process. Raises `UnreadableTraceError`."""
         trace = read_trace(self.path)
         start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
         # Whether threads can be told by the numbers that the process has for them; not in another pid namespace.
@@ -444,4 +441,4 @@ class Spy:
             return None if seen_ns == self._looked_ns else (seen_ns - start_ns) // 1000  # None: it lives on
 
         samples = self.counts[0] if self.counts else 0
-        return replace(count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns=start_ns)
+        return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us, prefix=prefix, start_ns=start_ns)

@@ -200,62 +200,43 @@ class Counted:
 
 
 def count(
-    trace: Trace, samples: int, *, rate_hz: float, last_seen_us: Callable[[ThreadHistory], int | None]
+    trace: Trace,
+    samples: int,
+    *,
+    rate_hz: float,
+    last_seen_us: Callable[[ThreadHistory], int | None],
+    prefix: str = "",
+    start_ns: int = 0,
 ) -> Counted:
-    """Distribute the `samples` (of all threads together) that py-spy has reported: by their lives among threads, then
-    by time among the stretches of each, of which none goes empty.
+    """Distribute the `samples` (of all threads together) that py-spy has reported by time among the stretches of
+    threads, of which none goes empty.
 
-    `last_seen_us` tells when a thread was there last, None where it lives on. The counts sum to `samples`, or to the
-    number of stretches should that be higher.
+    `last_seen_us` tells when a thread was there last, None where it lives on.
     """
     gap_us = 1e6 / rate_hz
     for thread in trace.threads:
         seen_us = last_seen_us(thread)
         if seen_us is not None:
             thread.end_us = min(thread.end_us, max(seen_us, thread.starts_us[-1] + round(gap_us)))
-    lives = [max(1, thread.end_us - thread.starts_us[0]) for thread in trace.threads]
-    least = [len(thread.records) for thread in trace.threads]
-    shares = apportion(max(samples, sum(least)), lives, least)
-    real_gap_us = sum(lives) / sum(shares) if trace.threads else gap_us
+    lived_us = sum(max(1, thread.end_us - thread.starts_us[0]) for thread in trace.threads)
+    gap_us = lived_us / samples if samples else gap_us  # as it really was between two samples of a thread
     counts = [0] * len(trace.records)
     stretches: list[Stretch] = []
-    for thread, share in zip(trace.threads, shares, strict=True):
-        edges = _edges(thread, trace.first_us, real_gap_us)
-        durations = [max(1, end - start) for start, end in pairwise(edges)]
-        for record, number in zip(thread.records, apportion(share, durations, [1] * len(durations)), strict=True):
+    for thread in trace.threads:
+        met = thread.starts_us
+        # each stretch holds the moment it was met at, and begins up to a gap before
+        edges = [max(trace.first_us, met[0] - round(gap_us))]
+        edges += [now - round(min(gap_us, (now - before) / 2)) for before, now in pairwise(met)]
+        edges.append(max(thread.end_us, met[-1]))
+        owed = 0.0  # samples that rounding has left to the stretches that follow
+        for record, start, end in zip(thread.records, edges, edges[1:], strict=False):
+            owed += (end - start) / gap_us
+            number = max(1, round(owed))
+            owed -= number
             counts[record] += number
-        stretches += map(Stretch, thread.records, edges, edges[1:])
+            stretches.append(Stretch(record, start, end))
     stretches.sort(key=lambda stretch: stretch.start_us)
-    return Counted(tuple(trace.records), tuple(counts), tuple(stretches), trace.last_us)
-
-
-def apportion(total: int, weights: Sequence[int], least: Sequence[int]) -> list[int]:
-    """`total` in whole numbers by `weights`, by largest remainder, entry i at least `least[i]`; they sum to `total`.
-
-    `total` must not be below the sum of `least`.
-    """
-    shares = list(least)
-    free = list(range(len(weights)))
-    rest, weight = total, sum(weights) or 1
-    while short := {i for i in free if rest * weights[i] < least[i] * weight}:
-        free = [i for i in free if i not in short]
-        rest -= sum(least[i] for i in short)
-        weight = sum(weights[i] for i in free) or 1
-    exact = {i: divmod(rest * weights[i], weight) for i in free}
-    for i in free:
-        shares[i] = exact[i][0]
-    missing = total - sum(shares)
-    for i in sorted(free, key=lambda i: -exact[i][1])[:missing]:
-        shares[i] += 1
-    return shares
-
-
-def _edges(thread: ThreadHistory, first_us: int, gap_us: float) -> list[int]:
-    """Where the thread's stretches begin, and the end of the last; each holds the moment it was met at."""
-    met = thread.starts_us
-    edges = [max(first_us, met[0] - round(gap_us))]
-    edges += [now - round(min(gap_us, (now - before) / 2)) for before, now in pairwise(met)]
-    return [*edges, max(thread.end_us, met[-1])]
+    return Counted(tuple(trace.records), tuple(counts), tuple(stretches), trace.last_us, prefix, start_ns)
 
 
 TIMES_SCHEMA = "stepscope.times/1"
@@ -266,38 +247,30 @@ MOST_STRETCHES = 20_000  # some 400 KB; a segment at the default rate has a few 
 def write_segment(path: Path, parts: Sequence[Counted]) -> tuple[bool, str | None]:
     """Write the stacks of all parts to `path`; returns whether they are there, and the name of the file of times.
 
-    There are no times (None) where they would be too many or cannot be written. Never raises `OSError`.
+    There a stretch's `record` is the position of its record in `path`, counted from 0. There are no times (None) where
+    they would be too many or cannot be written. Never raises `OSError`.
     """
-    times, text = path.with_name(path.name.removesuffix(".raw") + ".times.json"), _times_text(parts)
-    timed = text is not None and _replace(times, text)
-    # A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside.
-    records = (
-        f"{part.prefix}{record.replace(_NEXT_RECORD, _NO_RECORD)} {number}\n"
-        for part in parts
-        for record, number in zip(part.records, part.counts, strict=True)
-    )
-    if not _replace(path, "".join(records)):
+    start_ns = min(part.start_ns for part in parts)
+    lines: list[str] = []
+    rows: list[tuple[int, int, int]] = []
+    for part in parts:
+        shift = round((part.start_ns - start_ns) / 1000)
+        rows += [(len(lines) + record, start + shift, end + shift) for record, start, end in part.stretches]
+        # A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside.
+        lines += [
+            f"{part.prefix}{record.replace(_NEXT_RECORD, _NO_RECORD)} {number}\n"
+            for record, number in zip(part.records, part.counts, strict=True)
+        ]
+    times, timed = path.with_name(path.name.removesuffix(".raw") + ".times.json"), False
+    if 0 < len(rows) <= MOST_STRETCHES:
+        columns = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+        stretches = dict(zip(("record", "start_us", "end_us"), columns, strict=True))
+        value = {"schema": TIMES_SCHEMA, "start_ns": start_ns, "stretches": stretches}
+        timed = _replace(times, json.dumps(value, separators=(",", ":")) + "\n")
+    if not _replace(path, "".join(lines)):
         remove(times)
         return False, None
     return True, times.name if timed else None
-
-
-def _times_text(parts: Sequence[Counted]) -> str | None:
-    """The file of times: a stretch's `record` is the position of its record in the raw file, counted from 0."""
-    if not 0 < sum(len(part.stretches) for part in parts) <= MOST_STRETCHES:
-        return None
-    start_ns = min(part.start_ns for part in parts)
-    rows = []
-    first = 0
-    for part in parts:
-        shift = round((part.start_ns - start_ns) / 1000)
-        rows += [(first + record, start + shift, end + shift) for record, start, end in part.stretches]
-        first += len(part.records)
-    rows.sort(key=lambda row: row[1])
-    record, start_us, end_us = zip(*rows, strict=True)
-    stretches = {"record": record, "start_us": start_us, "end_us": end_us}
-    value = {"schema": TIMES_SCHEMA, "start_ns": start_ns, "stretches": stretches}
-    return json.dumps(value, separators=(",", ":")) + "\n"
 
 
 def _replace(path: Path, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which batch system or launcher this process runs under, from its environment alone.
+"""The batch system or launcher this process runs under: which, from its environment alone, its nodes, its accounting.
 
 Several hosts of one job must agree on one run folder without talking to each other, so the identity is made of
 names every member of the job sees alike. Launchers nest (torchrun in a step of a SLURM job): the innermost one says who
@@ -7,10 +7,21 @@ the members are, the outer one gives the name that users know.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
 from typing import Any
+
+from stepscope.files import read_small
+from stepscope.record.host.jsonlines import read_json
+from stepscope.record.host.pyspy import output_of
+from stepscope.schema import ACCOUNTING, ACCOUNTING_FIELDS, MAX_ACCOUNTING_BYTES
 
 _SLURM_FACTS = (
     "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS",
@@ -187,3 +198,91 @@ def _numbers(environ: Mapping[str, str], *names: str) -> list[int | None]:
 
 def whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+MOST_NODES = 20_000  # the largest machines have fewer
+_PART = r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+"
+_LIST = re.compile(f"{_PART}(?:,{_PART})*")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def nodes_of(text: str) -> tuple[str, ...]:
+    """The names in a list of nodes as SLURM writes it, `gpu[01-03,7],login`; `01-03` keeps its zeros.
+
+    Empty where it is none, or of more than `MOST_NODES`.
+    """
+    names: list[str] = []
+    for part in re.findall(_PART, text) if _LIST.fullmatch(text) else ():
+        pieces = [
+            _node_numbers(bracket) if bracket else [fixed]
+            for fixed, bracket in re.findall(r"([A-Za-z0-9._-]+)|\[([0-9,-]+)\]", part)
+        ]
+        if not 0 < prod(map(len, pieces)) <= MOST_NODES - len(names):
+            return ()
+        names += map("".join, product(*pieces))
+    return tuple(dict.fromkeys(names))
+
+
+def _node_numbers(text: str) -> list[str]:
+    words: list[str] = []
+    for each in text.split(","):
+        found = _RANGE.fullmatch(each)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if found is None or last < first or len(words) + last - first >= MOST_NODES:
+            return []
+        words += (f"{number:0{len(found[1])}d}" for number in range(first, last + 1))
+    return words
+
+
+SACCT_SECONDS = 5.0  # a database that does not answer must not hold up a report
+# other words (RUNNING, PENDING, COMPLETING, REQUEUED ...) may still change
+_ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    "TIMEOUT",
+)
+
+
+def keep_accounting(run: Path) -> None:
+    """Ask `sacct` what it says of the job that recorded a run, and write RUN/sacct.txt.
+
+    A job is accounted for when it has ended, so whoever reads the run later asks again, until the end is in the file.
+    Who has no `sacct` where runs are read can write the file with the same command where it is (docs/cluster.md).
+    Nothing is done where there is no job, no `sacct` or no answer.
+    """
+    job = ""
+    for path in sorted(run.glob("host-*/manifest.json")):
+        found = scheduler_of(read_json(path)).get("job_id")
+        if not job and isinstance(found, str) and whole_number(found) is not None:
+            job = found
+    if not job or _has_ended(run / ACCOUNTING, job):
+        return
+    # every attempt of the job and of its steps, in fields that all versions of SLURM have
+    command = ["sacct", "-j", job, "-P", "-D", f"--format={','.join(ACCOUNTING_FIELDS)}"]
+    # times as seconds: those without a zone cannot be compared with those of another machine
+    said = output_of(command, SACCT_SECONDS, {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
+    data = (said or "").encode()
+    if data.count(b"\n") == 0 or len(data) > MAX_ACCOUNTING_BYTES:  # nothing but the head: the job is not known
+        return
+    part = run / f".{ACCOUNTING}.{os.getpid()}.part"
+    with contextlib.suppress(OSError):
+        part.write_bytes(data + b"\n")
+        part.replace(run / ACCOUNTING)
+    with contextlib.suppress(OSError):
+        part.unlink(missing_ok=True)
+
+
+def scheduler_of(manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a manifest says of its launcher's job; empty where it says nothing."""
+    found = (manifest or {}).get("scheduler")
+    return found if isinstance(found, dict) else {}
+
+
+def _has_ended(path: Path, job: str) -> bool:
+    """Whether the last row of the job itself says how it ended."""
+    try:
+        head, *lines = read_small(path, MAX_ACCOUNTING_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return False
+    rows = (dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines)
+    states = [row.get("State", "") for row in rows if job in (row.get("JobIDRaw"), row.get("JobID"))]
+    return bool(states) and states[-1].partition(" ")[0] in _ENDED

@@ -137,7 +137,10 @@ class StepLimit:
         now = self._clock()
         if self._sent >= MOST or now < self._due or (not self._sent and not self._marker.exists()):
             return
-        size = self._size()
+        size = 0
+        for folder in self._ranks():
+            with contextlib.suppress(OSError):
+                size += (folder / "steps.jsonl").stat().st_size
         if self._sent and (self._seen is None or size <= self._seen):
             # the first look after a signal: what was on its way has been written by now
             self._seen, self._due = size, now + AGAIN_SECONDS
@@ -145,10 +148,3 @@ class StepLimit:
         self._interrupt()
         self._sent += 1
         self._seen, self._due = None, now + AGAIN_SECONDS
-
-    def _size(self) -> int:
-        total = 0
-        for folder in self._ranks():
-            with contextlib.suppress(OSError):
-                total += (folder / "steps.jsonl").stat().st_size
-        return total

@@ -23,10 +23,9 @@ from stepscope.record.agent.config import Clock
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.hardware import Gpus, Metric, affinity, find_cgroups
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
-from stepscope.record.host.meters import CoresMeter, ProcessMeter, Rapl, StorageLooks, machine_metrics
+from stepscope.record.host.meters import CoresMeter, ProcessMeter, Rapl, StorageLooks, SystemClock, machine_metrics
 from stepscope.record.host.processes import Process, ProcessTree, read_stat
 from stepscope.record.host.pyspy import Sampler, mark_fallback
-from stepscope.record.host.system_clock import SystemClock
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
 _YOUNG_NS = 1_500_000_000

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable
+from typing import Callable, Iterable
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
@@ -21,15 +21,14 @@ AGENT = "agent"  # applied inside the training process
 LAUNCH = "launch"  # applied to the command or its environment; the agent looks whether it arrived
 
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DASHED = re.compile(r"-{1,2}[A-Za-z0-9][^\s=]*")
-_ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.\-/@]*")
+# Of environment variables but for those in which stepscope itself sends something to the training process.
+_VARIABLE = re.compile(r"(?!STEPSCOPE_)[A-Za-z_][A-Za-z0-9_]*")
+# A flag with its dashes, or the left side of a NAME=VALUE argument as configuration frameworks take them.
+_FLAG = re.compile(r"-{1,2}[A-Za-z0-9][^\s=]*|[+~]{0,2}[A-Za-z_][\w.\-/@]*")
 _SETTING = r"[a-z][a-z0-9_]*:(?:[A-Za-z0-9_.\-]+|\[[A-Za-z0-9_.:,\-]*\])"
 _ALLOCATOR_CONF = re.compile(f"{_SETTING}(?:,{_SETTING})*")
 _HIGHEST_CPU = 16_383  # beyond any machine; bounds what a range may unfold to
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# What stepscope itself sends to the training process through its environment.
-_OWN_PREFIX = "STEPSCOPE_"
 
 
 @dataclass(frozen=True)
@@ -68,35 +67,12 @@ def _is_whole(least: int, most: int, text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 9 and least <= int(text) <= most
 
 
-def _is_anything(_text: str) -> bool:
-    return True
-
-
-def _is_collector(text: str) -> bool:
-    return text in ("freeze", "off") or _is_whole(1, 999_999_999, text)
-
-
-def _is_allocator_conf(text: str) -> bool:
-    """Settings of torch's allocator, such as expandable_segments:True,max_split_size_mb:512."""
-    return len(text) <= 1000 and _ALLOCATOR_CONF.fullmatch(text) is not None
-
-
 def _is_cpu_list(text: str) -> bool:
     try:
         cpu_list(text)
     except UsageError:
         return False
     return True
-
-
-def _is_variable(name: str) -> bool:
-    """The name of an environment variable that is not one of stepscope's own."""
-    return _VARIABLE.fullmatch(name) is not None and not name.startswith(_OWN_PREFIX)
-
-
-def _is_flag(name: str) -> bool:
-    """A flag with its dashes, or the left side of a NAME=VALUE argument as configuration frameworks take them."""
-    return _DASHED.fullmatch(name) is not None or _ASSIGNED.fullmatch(name) is not None
 
 
 # name -> entry. The two that end in a word in capitals or in --flag stand for every name with that prefix.
@@ -119,7 +95,8 @@ KNOBS: dict[str, KnobEntry] = {
     ),
     "gc": KnobEntry(
         "process", "Collector", "freeze, off or a threshold (a whole number from 1)",
-        "Python's garbage collector, from the first steady step on", _is_collector,
+        "Python's garbage collector, from the first steady step on",
+        lambda text: text in ("freeze", "off") or _is_whole(1, 999_999_999, text),
     ),
     "amp.dtype": _choice(
         "autocast", "AmpDtype", "bf16 fp16 off", "autocast of forward pass and loss; fp16 scales gradients"
@@ -153,34 +130,35 @@ KNOBS: dict[str, KnobEntry] = {
     ),
     "allocator.conf": KnobEntry(
         "launched", "AllocatorConf", "settings such as expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF of the command", _is_allocator_conf, LAUNCH,
+        "PYTORCH_CUDA_ALLOC_CONF of the command",
+        lambda text: len(text) <= 1000 and _ALLOCATOR_CONF.fullmatch(text) is not None, LAUNCH,
     ),
     "host.allocator": _choice(
         "launched", "HostAllocator", "keep keep_all huge_pages jemalloc tcmalloc",
         "how the process gets memory of the host, and whether it gives it back", LAUNCH,
     ),
     "env:NAME": KnobEntry(
-        "launched", "Environment", "any text", "an environment variable of the command", _is_anything, LAUNCH
+        "launched", "Environment", "any text", "an environment variable of the command", lambda _: True, LAUNCH
     ),
     "arg:--flag": KnobEntry(
         "launched", "Argument", "any text, or nothing for a flag that takes no value", "a flag of the script's own",
-        _is_anything, LAUNCH,
+        lambda _: True, LAUNCH,
     ),
 }  # fmt: skip
 
 ENVIRONMENT_PREFIX = "env:"
 ARGUMENT_PREFIX = "arg:"
 _PREFIXES = {
-    ENVIRONMENT_PREFIX: ("env:NAME", _is_variable, "a variable's name after env:, not one of stepscope's own"),
-    ARGUMENT_PREFIX: ("arg:--flag", _is_flag, "a flag after arg:, such as arg:--workers=4 or arg:model.width=64"),
+    ENVIRONMENT_PREFIX: ("env:NAME", _VARIABLE, "a variable's name after env:, not one of stepscope's own"),
+    ARGUMENT_PREFIX: ("arg:--flag", _FLAG, "a flag after arg:, such as arg:--workers=4 or arg:model.width=64"),
 }
 
 
 def entry(name: str) -> KnobEntry | None:
     """The line of the table for a knob's name, `env:OMP_NUM_THREADS` and the like included; None when unknown."""
-    for prefix, (key, accepts, _) in _PREFIXES.items():
+    for prefix, (key, names, _) in _PREFIXES.items():
         if name.startswith(prefix):
-            return KNOBS[key] if accepts(name[len(prefix) :]) else None
+            return KNOBS[key] if names.fullmatch(name[len(prefix) :]) else None
     return KNOBS.get(name)
 
 
@@ -199,8 +177,8 @@ def parse(text: str) -> Knob:
 
 def check(knob: Knob) -> None:
     """Raises UsageError for a knob that does not exist or does not take the value. Nothing is loaded for it."""
-    for prefix, (_, accepts, wanted) in _PREFIXES.items():
-        if knob.knob.startswith(prefix) and not accepts(knob.knob[len(prefix) :]):
+    for prefix, (_, names, wanted) in _PREFIXES.items():
+        if knob.knob.startswith(prefix) and not names.fullmatch(knob.knob[len(prefix) :]):
             raise UsageError(f"{knob.knob!r} is no knob; write {wanted}")
     found = entry(knob.knob)
     if found is None:
@@ -237,7 +215,7 @@ def cpu_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpu_text(cpus: frozenset[int] | set[int]) -> str:
+def cpu_text(cpus: Iterable[int]) -> str:
     """`cpus` as a list with ranges, the way the kernel writes it."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):

@@ -13,11 +13,17 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import is_compiling_check, unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import ModuleHook, Patches, root_of, scaler_home
-from stepscope.record.agent.roots import module_of
+from stepscope.record.agent.models import module_of
+from stepscope.record.agent.patches import (
+    ModuleHook,
+    Patches,
+    is_compiling_check,
+    root_of,
+    scaler_home,
+    unless_compiling,
+)
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer
 
@@ -65,8 +71,6 @@ class AmpDtype(KnobBase):
         """What is known by now, should no backward pass have told it."""
         if not (self.reported or self._stopped or self._own_seen) and self._dtype is None:
             self.report(False, reason="the script uses no autocast that could be turned off")
-
-    # ------------------------------------------------------------------------------------------------ the places
 
     def _wrap_all(self, torch: Any) -> None:
         from torch.optim import optimizer
@@ -169,8 +173,6 @@ class AmpDtype(KnobBase):
             self._next_call.remove()
             self._begin(self._device_of_model())
 
-    # ----------------------------------------------------------------------------------------- entering, leaving
-
     def _ready(self, at_once: bool = True) -> None:
         """Enter at the next module call; or `at_once`, where no hook may be used."""
         if self._stopped or self._entered is not None or self._busy:
@@ -240,8 +242,6 @@ class AmpDtype(KnobBase):
         if was_ready and self.agent.training_thread is not None and self._here():
             self._ready()
 
-    # ------------------------------------------------------------------------------------ the script's own autocast
-
     def _own_enters(self, context: Any) -> Any:
         """Give it the type, or turn it off; its own regions without autocast stay without."""
         if self._stopped or context in self._contexts.values() or not self._here():
@@ -271,8 +271,6 @@ class AmpDtype(KnobBase):
         if not self._stopped and self.agent.guard.is_off(self.probe):
             self._own_depth = 0
             self._stop()
-
-    # ------------------------------------------------------------------------------------------------ reporting
 
     def _look(self) -> tuple[bool, str] | None:
         """At the beginning of a backward pass, until it is known: what autocast has done to the forward pass."""
@@ -398,8 +396,6 @@ class Scaling:
             return "gradients are scaled by the script's own GradScaler"
         return f"gradients are scaled, by {self._scaler.get_scale():g} at first"
 
-    # ------------------------------------------------------------------------------------------------- backward
-
     def before_backward(self, tensors: Any) -> str | None:
         """Have the gradient into the loss scaled; says why when that cannot be done."""
         if self._stopped or self._theirs:
@@ -446,8 +442,6 @@ class Scaling:
     def _factor(self, gradient: Any) -> Any:
         return self._scaler._scale.to(gradient.device, non_blocking=True)
 
-    # -------------------------------------------------------------------------------------------- optimizer steps
-
     def _note(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> None:
         """An optimizer is being made: its class's `step` goes through us from now on."""
         self._optimizers = [one for one in self._optimizers if one() is not None]
@@ -483,8 +477,6 @@ class Scaling:
 
     def _living(self) -> list[Any]:
         return [one for one in (reference() for reference in self._optimizers) if one is not None]
-
-    # ------------------------------------------------------------------------------------------------ beginning
 
     def _their_scale(self, scaler: Any, *_args: Any, **_kwargs: Any) -> None:
         if scaler is not self._scaler and scaler.is_enabled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import sys
@@ -143,8 +144,12 @@ class HostAllocator(KnobBase):
         value = self.value
         wanted = _VARIABLES.get(value, {})
         missing = [name for name, text in wanted.items() if os.environ.get(name) != text]
-        loaded = _loaded(value) if value in LIBRARIES else " ".join(f"{name}={text}" for name, text in wanted.items())
-        if value in LIBRARIES and loaded is None:
+        loaded: str | None = " ".join(f"{name}={text}" for name, text in wanted.items())
+        if value in LIBRARIES:  # the path of its library in this process
+            loaded = None
+            with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+                loaded = next((line.split()[-1] for line in maps if f"/lib{value}" in line), None)
+        if loaded is None:
             reason = f"the process was started without lib{value}.so: something in between removed it"
             if installed(value) is None:
                 reason = f"lib{value}.so is not installed on this machine"
@@ -153,12 +158,3 @@ class HostAllocator(KnobBase):
             self.report(False, reason=f"the training process does not see {', '.join(missing)} as set")
         else:
             self.report(True, loaded)
-
-
-def _loaded(library: str) -> str | None:
-    """The path of an allocator's library in this process."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            return next((line.split()[-1] for line in maps if f"/lib{library}" in line), None)
-    except OSError:
-        return None

@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs import COMPILE_MODES
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import ModuleHook, Patches
-from stepscope.record.agent.roots import RootFinder
+from stepscope.record.agent.models import RootFinder
+from stepscope.record.agent.patches import ModuleHook, Patches, skip_own_code
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
@@ -61,8 +60,6 @@ class _Plan:
         self._patches.remove()
         self._knobs.clear()
 
-    # ------------------------------------------------------------------------------------ what the script compiles
-
     def _changed(self, *args: Any, **kwargs: Any) -> Call | None:
         if self._ours:
             return None
@@ -82,8 +79,6 @@ class _Plan:
 
     def _refused(self, _call: Call, error: BaseException) -> None:
         self._refusal = f"torch.compile refuses it: {str(error)[:200]}"
-
-    # ------------------------------------------------------------------------------------------------ the models
 
     def _note_model(self, _module: Any) -> None:
         self._model_place = self._model_place or user_place()
@@ -117,14 +112,18 @@ class _Plan:
         self._ours = True
         try:
             for model in models:
-                _compile_in_place(self._torch, model, self._arguments)
+                model.compile(**self._arguments)
+                rules = sys.modules.get("torch._dynamo.trace_rules")
+                wrap = getattr(sys.modules.get("torch._dynamo.external_utils"), "wrap_inline", None)
+                # of a class that is torch's own, which Dynamo would leave alone when it comes first, as torch.compile
+                # does it for such: with a function around it
+                if rules is not None and wrap is not None and rules.check(model.forward):
+                    model._compiled_call_impl = self._torch.compile(wrap(model._call_impl), **self._arguments)
                 self._model_names.append(type(model).__name__)
         finally:
             self._ours = False
         sys.modules["torch._dynamo"].config.suppress_errors = True  # a compiler that fails must not end the training
         skip_own_code()
-
-    # ------------------------------------------------------------------------------------------------- looking
 
     def _at_boundary(self, row: StepRow | None, _now_ns: int) -> None:
         if row is None or row.kind != "train" or self._done():
@@ -180,16 +179,6 @@ class Compile(KnobBase):
 
     def at_end(self) -> None:
         self.shared(_Plan).look()
-
-
-def _compile_in_place(torch: Any, model: Any, arguments: dict[str, Any]) -> None:
-    """`model.compile`. Of a class that is torch's own, which Dynamo would leave alone when it comes first, as
-    torch.compile does it for such: with a function around it."""
-    model.compile(**arguments)
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    wrap = getattr(sys.modules.get("torch._dynamo.external_utils"), "wrap_inline", None)
-    if rules is not None and wrap is not None and rules.check(model.forward):
-        model._compiled_call_impl = torch.compile(wrap(model._call_impl), **arguments)
 
 
 def _frames(which: str) -> int:

@@ -11,10 +11,9 @@ import inspect
 from typing import Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import bound
+from stepscope.record.agent.patches import bound, unless_compiling
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after

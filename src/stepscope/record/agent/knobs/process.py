@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.record.agent.knobs import cpu_list, cpu_text
 from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.segments import StepRow
-from stepscope.record.agent.window_plan import NOISY_STEPS, is_steady
+from stepscope.record.agent.window import NOISY_STEPS, is_steady
 
 _LOADERS_LOOKED_AT = 20  # a script that starts workers again for every epoch has told enough by then
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 # (module of this package, class, what must have been imported). Installed in this order, taken out in reverse. A new
 # probe is a new line here.
 PROBES: tuple[tuple[str, str, str], ...] = (
-    ("sites", "SitesProbe", "torch"),
+    ("side_events", "SitesProbe", "torch"),
     ("loader", "LoaderProbe", "torch"),
     ("training", "AutogradProbe", "torch"),
     ("training", "OptimizerProbe", "torch"),
@@ -22,7 +22,7 @@ PROBES: tuple[tuple[str, str, str], ...] = (
     ("side_events", "ChildrenProbe", "torch"),
     ("compiles", "CompilesProbe", "torch"),
     ("side_events", "NvtxProbe", "torch"),
-    ("taps", "TapsProbe", "torch"),  # before the next, whose wrappers may lie around the same functions
+    ("frameworks", "TapsProbe", "torch"),  # before the next, whose wrappers may lie around the same functions
     ("frameworks", "FrameworkSeamsProbe", "torch"),
     ("user_profiler", "UserProfilerProbe", "torch"),
     ("xla", "XlaProbe", "torch_xla"),

@@ -79,7 +79,7 @@ class CompilesProbe(Probe):
         self._tap = GraphBreakTap(agent.guard.wrap("graph_breaks", self._break_told))
         hook = agent.guard.wrap(self.name, self._compile_begins)
         self._hook = lambda: hook() or KEY
-        self._get_hooks: Any = None
+        self._get_hooks: Any = lambda: None  # Dynamo's list of hooks for the recompile context, where torch has such
         self._hooks: Any = None  # Dynamo's list of hooks, ours in it; replaced when somebody resets it
         self._last: Any = None  # the newest entry seen
         self._own_entries: Any = None  # Dynamo's list where we have raised its limit
@@ -103,8 +103,6 @@ class CompilesProbe(Probe):
             self._last = entries[-1] if entries else None
             self._frames_counted = _frames_total(utils)
 
-    # ----------------------------------------------------------------------------------------- install, uninstall
-
     def install(self) -> None:
         """Arm at once where Dynamo is loaded, else when torch.compile has been called or at a step boundary."""
         super().install()
@@ -121,7 +119,7 @@ class CompilesProbe(Probe):
                 self._drain(utils)
         finally:
             self._tap.disarm()
-            hooks = _hooks_of(utils)
+            hooks = self._get_hooks()
             if hooks and self._hook in hooks:
                 hooks.remove(self._hook)
             self._hooks = None
@@ -138,17 +136,15 @@ class CompilesProbe(Probe):
         self._tap.arm()
         register = getattr(utils, "register_hook_for_recompile_user_context", None)
         if register is not None:
-            if self._hook not in (_hooks_of(utils) or ()):
-                register(self._hook)
             self._get_hooks = utils.get_hook_for_recompile_user_context
+            if self._hook not in (self._get_hooks() or ()):
+                register(self._hook)
             self._hooks = self._get_hooks()
         limit = getattr(getattr(utils, "_compilation_metrics", None), "maxlen", None)
         if self._hooks is None and self._own_entries is None and limit is not None and limit < ENTRIES_LIMIT:
             self._limit_before = limit
             utils.set_compilation_metrics_limit(ENTRIES_LIMIT)
             self._own_entries = utils._compilation_metrics
-
-    # ------------------------------------------------------------------------------------------ when we are called
 
     def _at_boundary(self, row: StepRow | None, _now: int) -> None:
         if self._utils is None and PACKAGE in sys.modules:
@@ -157,8 +153,13 @@ class CompilesProbe(Probe):
         if utils is None:
             return
         entries = getattr(utils, "_compilation_metrics", None)
-        if entries is None:
-            self._count_frames(utils, row)
+        if entries is None:  # a torch without compilation metrics: how many frames were compiled since the last look
+            total = _frames_total(utils)
+            count, self._frames_counted = total - self._frames_counted, total
+            if count > 0 and row is not None:
+                self._compiled = True
+                call = Call(row.step, row.start_ns, [])
+                self._write("compile", row.start_ns, call, "counters, " + _torch_name(), count=count)
         elif (entries and entries[-1] is not self._last) or self._breaks:
             self._drain(utils)
         if self._compiled:
@@ -196,8 +197,6 @@ class CompilesProbe(Probe):
         if self._left_out:
             self._unknown = 0
             self._write_unknown(f"events of torch.compile after the first {EVENTS_LIMIT:,}", self._left_out)
-
-    # -------------------------------------------------------------------------------------------------- the events
 
     def _drain(self, utils: Any) -> None:
         """Write what is new. A thread that finds another one at it leaves it to that one."""
@@ -248,7 +247,11 @@ class CompilesProbe(Probe):
             call = self._calls.pop(key, call) if isinstance(key, str) else call
         graph, source = _graph_name(entry.compile_id), "CompilationMetrics, " + _torch_name()
         fields = {name: _value(entry, *known) for name, known in _FIELDS.items()}
-        direction = {True: "forward", False: "backward"}.get(fields["is_forward"])
+        config = sys.modules.get("torch._dynamo.config")
+        limit = getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None))
+        restarts = getattr(entry, "restart_reasons", None)
+        kept = restarts if isinstance(restarts, (set, list, tuple)) else ()
+        restarts = sorted(reason for reason in kept if isinstance(reason, str))
         caller = self._caller(call, graph)
         begun_us, ended_us, duration_us = (
             _value(entry, f"{x}_us", int) for x in ("start_time", "end_time", "duration")
@@ -264,10 +267,11 @@ class CompilesProbe(Probe):
             call,
             source,
             duration_ns=None if duration_us is None else duration_us * 1_000,
-            limit=_recompile_limit(),
-            direction=direction,
+            # how many versions of one function are compiled at most, as configured now; the second before torch 2.7
+            limit=limit if isinstance(limit, int) else None,
+            direction={True: "forward", False: "backward"}.get(fields["is_forward"]),
             graph=graph,
-            restarts=_first_lines(getattr(entry, "restart_reasons", None)),
+            restarts=[_short(text.split("\n", 1)[0], LINE_LIMIT) for text in restarts[:RESTARTS_LIMIT]],
             **fields,
             **caller,
         )
@@ -289,16 +293,10 @@ class CompilesProbe(Probe):
                 index += 1
             index = min(index + 1, len(places) - 1)
         file, line, name = places[index] if places else (None, None, None)
-        return {"call_file": file, "call_line": line, "call_function": None if name is None else _original_name(name)}
-
-    def _count_frames(self, utils: Any, row: StepRow | None) -> None:
-        """Of a torch without compilation metrics: how many frames were compiled since the last look."""
-        total = _frames_total(utils)
-        count, self._frames_counted = total - self._frames_counted, total
-        if count > 0 and row is not None:
-            self._compiled = True
-            call = Call(row.step, row.start_ns, [])
-            self._write("compile", row.start_ns, call, "counters, " + _torch_name(), count=count)
+        if name is not None and _is_resumed(name):  # "forward" for "torch_dynamo_resume_in_forward_at_14"
+            scope, dot, own = name.rpartition(".")
+            name = scope + dot + (own[len(RESUME_PREFIX) :].rpartition(RESUME_SUFFIX)[0] or own)
+        return {"call_file": file, "call_line": line, "call_function": name}
 
     def _write(self, kind: str, time_ns: int | None, call: Call, source: str, **fields: Any) -> None:
         self._written += 1
@@ -328,12 +326,6 @@ def _dynamo_utils() -> Any:
     return sys.modules.get(PACKAGE + ".utils")
 
 
-def _hooks_of(utils: Any) -> Any:
-    """Dynamo's list of hooks for the recompile context; None without one, or where torch has no such hooks."""
-    get = getattr(utils, "get_hook_for_recompile_user_context", None)
-    return get() if get is not None else None
-
-
 def _frames_total(utils: Any) -> int:
     frames = getattr(utils, "counters", {}).get("frames")
     return int(frames.get("total", 0)) if frames else 0
@@ -341,13 +333,6 @@ def _frames_total(utils: Any) -> int:
 
 def _torch_name() -> str:
     return "torch " + str(getattr(sys.modules.get("torch"), "__version__", None))
-
-
-def _recompile_limit() -> int | None:
-    """How many versions of one function Dynamo compiles at most, as configured now."""
-    config = sys.modules.get("torch._dynamo.config")
-    limit = getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None))  # the second before torch 2.7
-    return limit if isinstance(limit, int) else None
 
 
 def current_graph() -> str | None:
@@ -374,23 +359,8 @@ def _value(entry: Any, name: str, kind: type) -> Any:
     return _short(value) if isinstance(value, str) else value
 
 
-def _first_lines(reasons: Any) -> list[str]:
-    if not isinstance(reasons, (set, list, tuple)):
-        return []
-    texts = sorted(reason for reason in reasons if isinstance(reason, str))[:RESTARTS_LIMIT]
-    return [_short(text.split("\n", 1)[0], LINE_LIMIT) for text in texts]
-
-
 def _is_resumed(function: str) -> bool:
     return function.rpartition(".")[2].startswith(RESUME_PREFIX)
-
-
-def _original_name(function: str) -> str:
-    """The user's name of a function that Dynamo has renamed: "forward" for "torch_dynamo_resume_in_forward_at_14"."""
-    if not _is_resumed(function):
-        return function
-    scope, dot, name = function.rpartition(".")
-    return scope + dot + (name[len(RESUME_PREFIX) :].rpartition(RESUME_SUFFIX)[0] or name)
 
 
 LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"

@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
+from stepscope.record.agent.batches import Batches
 from stepscope.record.agent.patches import Probe
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_told_wrapper
 
@@ -142,33 +143,36 @@ class LoaderProbe(Probe):
         """`_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
         from torch.utils.data import dataloader
 
+        def before_delete(iterator: Any) -> None:  # before the workers are joined, which may take seconds
+            serial = iterator.__dict__.get(_SERIAL)
+            if serial is not None:
+                self._iterator_dead(serial)
+
         several = dataloader._MultiProcessingDataLoaderIter
         self._around(dataloader._BaseDataLoaderIter, "__next__", self._before_next, self._after_next)
         self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
         self._around(several, "_reset", self._before_reset, self._after_make)
-        self._around(several, "__del__", self._before_delete)
-        batches, iterators = self._agent.batches, dataloader._BaseDataLoaderIter
+        self._around(several, "__del__", before_delete)
+        batches: Batches = self._agent.batches
+        iterators: Any = dataloader._BaseDataLoaderIter
         begins = self._agent.guard.pair("batches", lambda iterator, _result: batches.begins(iterator))
         self._patches.replace(iterators, "_reset", lambda own: make_told_wrapper(self._patches, own, begins))
-        batches.look_at_each = self._look_at_each
+        asked = self._agent.guard.pair("batches", batches.asked)
 
-    def _look_at_each(self) -> None:
-        """There is a sampler that is not torch's."""
-        from torch.utils.data import dataloader
+        def look_at_each() -> None:  # there is a sampler that is not torch's
+            batches.look_at_each = lambda: None
+            if self._patches.enabled:
+                self._patches.replace(
+                    iterators, "_next_index", lambda own: make_told_wrapper(self._patches, own, asked)
+                )
 
-        self._agent.batches.look_at_each = lambda: None
-        if self._patches.enabled:
-            asked = self._agent.guard.pair("batches", self._agent.batches.asked)
-            iterators: Any = dataloader._BaseDataLoaderIter
-            self._patches.replace(iterators, "_next_index", lambda own: make_told_wrapper(self._patches, own, asked))
+        batches.look_at_each = look_at_each
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
         known = self._iterated.get(self._fetching, _UNKNOWN)
         yielded = getattr(known.reference(), "_num_yielded", None)
         return None if known.length is None or not isinstance(yielded, int) else max(0, known.length - yielded)
-
-    # Called around __next__ ---------------------------------------------------------------------------------
 
     def _before_next(self, iterator: Any) -> int | None:
         agent = self._agent
@@ -233,8 +237,6 @@ class LoaderProbe(Probe):
             "batch", self._began, waited_ns, step=None, id=loader, tensors=tensors, bytes=size, objects=objects
         )
 
-    # Called around the making of an iterator -----------------------------------------------------------------
-
     def _before_reset(self, iterator: Any, loader: Any, first_iter: bool = False) -> tuple[int, int, Any] | None:
         if first_iter:
             return None
@@ -287,12 +289,6 @@ class LoaderProbe(Probe):
             num_workers=getattr(loader, "num_workers", None),
             batch_size=size,
         )
-
-    def _before_delete(self, iterator: Any) -> None:
-        # Before the workers are joined, which may take seconds.
-        serial = iterator.__dict__.get(_SERIAL)
-        if serial is not None:
-            self._iterator_dead(serial)
 
     def _iterator_dead(self, serial: int) -> None:
         self._iterated.pop(serial, None)

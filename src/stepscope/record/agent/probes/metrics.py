@@ -14,10 +14,9 @@ from time import monotonic_ns
 from typing import Any
 
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.metrics import NAME
-from stepscope.record.agent.patches import Probe, scaler_home
+from stepscope.record.agent.patches import Probe, is_dynamo_compiling_check, scaler_home
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper
 
 CLIPS = "_clip_grads_with_norm_"  # what `clip_grad_norm_` calls

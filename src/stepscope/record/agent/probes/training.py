@@ -17,11 +17,9 @@ from typing import Any, Callable
 
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.guard import Pair
-from stepscope.record.agent.patches import ModuleHook, Patches, Probe, scaler_home
-from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, scaler_home
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
 
 # Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
@@ -201,7 +199,16 @@ class OptimizerProbe(Probe):
                 agent.metrics.update_ended(id(optimizer))
                 steps.optimizer_end(id(optimizer), now)
 
-        self._in_closure = agent.guard.pair(self.name, self._closure_starts, self._closure_ends)
+        def closure_starts(*_args: Any, **_kwargs: Any) -> bool | None:
+            if not agent.accepts(strong=True):
+                return None
+            steps.closure_start(agent.clock.now())
+            return True
+
+        def closure_ends(_begun: bool, _result: Any, _error: BaseException | None) -> None:
+            steps.closure_end(agent.clock.now())
+
+        self._in_closure = agent.guard.pair(self.name, closure_starts, closure_ends)
         self._patches.enabled = True  # nothing in torch is replaced: they switch the wrappers of closures
         before_step, after_step = self._hooks(agent.guard.pair(self.name, start, end))
         self._handles = (
@@ -233,15 +240,6 @@ class OptimizerProbe(Probe):
 
         return before_step, after_step
 
-    def _closure_starts(self, *_args: Any, **_kwargs: Any) -> bool | None:
-        if not self._agent.accepts(strong=True):
-            return None
-        self._agent.steps.closure_start(self._agent.clock.now())
-        return True
-
-    def _closure_ends(self, _begun: bool, _result: Any, _error: BaseException | None) -> None:
-        self._agent.steps.closure_end(self._agent.clock.now())
-
     def _with_closure(self, args: Any, kwargs: Any) -> Any:
         """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
         if len(args) > 1 and callable(args[1]):
@@ -259,19 +257,19 @@ class ScalerProbe(Probe):
     def _wrap_all(self) -> None:
         import torch
 
-        self._around(scaler_home(torch).GradScaler, "step", self._before, self._after)
-
-    def _before(self, _scaler: Any, optimizer: Any, *_args: Any, **_kwargs: Any) -> tuple[int, int]:
-        return id(optimizer), self._agent.optimizer_events
-
-    def _after(self, token: tuple[int, int], _result: Any, error: BaseException | None) -> None:
         agent = self._agent
-        if error is not None or agent.optimizer_events != token[1]:
-            return
-        if agent.accepts(strong=True) and not agent.guard.is_off("optimizer"):
-            now = agent.clock.now()
-            agent.journal.write("scaler_skip", now)
-            agent.steps.optimizer_skipped(token[0], now)
+
+        def before(_scaler: Any, optimizer: Any, *_args: Any, **_kwargs: Any) -> tuple[int, int]:
+            return id(optimizer), agent.optimizer_events
+
+        def after(token: tuple[int, int], _result: Any, error: BaseException | None) -> None:
+            is_skipped = error is None and agent.optimizer_events == token[1]
+            if is_skipped and agent.accepts(strong=True) and not agent.guard.is_off("optimizer"):
+                now = agent.clock.now()
+                agent.journal.write("scaler_skip", now)
+                agent.steps.optimizer_skipped(token[0], now)
+
+        self._around(scaler_home(torch).GradScaler, "step", before, after)
 
 
 # Calls of an evaluation's modules that are heard while the first one with gradients is waited for.
@@ -288,7 +286,7 @@ class ModuleForwardProbe(Probe):
         self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
         self._calls = 0
         agent.before_compile.append(self._hook.remove)
-        agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
+        agent.add_boundary_hook(lambda _row, _now_ns: self._ask(), self.name, unfed_only=True)
         agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
 
     def install(self) -> None:
@@ -298,10 +296,6 @@ class ModuleForwardProbe(Probe):
     def uninstall(self) -> None:
         super().uninstall()
         self._hook.remove()
-
-    def _at_boundary(self, row: StepRow | None, _now: int) -> None:
-        if row is not None:
-            self._ask()
 
     def _ask(self) -> bool:
         if not self._patches.enabled or self._agent.compile_used:

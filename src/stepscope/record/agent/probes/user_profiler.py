@@ -41,8 +41,6 @@ class UserProfilerProbe(Probe):
         self._suspender = False
         self._exporting = threading.local()
 
-    # -------------------------------------------------------------------------------------------------- questions
-
     def busy(self) -> str | None:
         """Why no window of ours may be opened now, or None."""
         if not self._patches.enabled:
@@ -50,8 +48,6 @@ class UserProfilerProbe(Probe):
         if self.recording:
             return "the script's own profiler records"
         return "the script has a profiler of its own" if self._unfinished else None
-
-    # ----------------------------------------------------------------------------------------- install, uninstall
 
     def _wrap_all(self) -> None:
         import torch.autograd.profiler as low
@@ -64,16 +60,14 @@ class UserProfilerProbe(Probe):
         self._replace(low.profile, "_prepare_trace", opening)  # without it no window of ours opens either
         tracker = getattr(low, "KinetoStepTracker", None)
         self._replace_tracker(tracker, "init_step_count", guarded(self._note_made), high.profile)
-        self._replace_tracker(tracker, "erase_step_count", guarded(self._note_finished), high.profile)
+        self._replace_tracker(tracker, "erase_step_count", guarded(self._unfinished.discard), high.profile)
         exported = partial(self._on_export, guarded(self._adopt))
         self._replace(high._KinetoProfile, "export_chrome_trace", exported)
         self._replace(low.profile, "export_chrome_trace", exported)
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-        found = vars(owner).get(name) is not None
-        if found:
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        if vars(owner).get(name) is not None:
             self._patches.replace(owner, name, lambda original: wraps(original)(make(original)))
-        return found
 
     def _replace_tracker(self, tracker: Any, name: str, note: Callable[[Any], Any], kind: type) -> None:
         """The last call of `profile.__init__` and of `profile.__exit__`: wrapping those would move their warnings."""
@@ -88,8 +82,6 @@ class UserProfilerProbe(Probe):
             return original(*args, **kwargs)
 
         self._patches.replace(tracker, name, lambda _descriptor: staticmethod(wraps(original)(call)))
-
-    # --------------------------------------------------------------- what replaces torch's functions (not guarded)
 
     def _before(self, note: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,8 +117,6 @@ class UserProfilerProbe(Probe):
 
         return export_chrome_trace
 
-    # ----------------------------------------------------------------------------------------------- notes (guarded)
-
     def _note_made(self, profiler: Any) -> None:
         self.make_room(MAKING, False)
         self._unfinished.add(profiler)
@@ -135,13 +125,9 @@ class UserProfilerProbe(Probe):
         kinds = getattr(sys.modules.get("torch.profiler.profiler"), "ProfilerAction", None)
         if isinstance(actions, dict) and kinds is not None:
             living = weakref.ref(profiler)
-            told = self._agent.guard.wrap(NAME, lambda: self._note_finished(living()))
+            told = self._agent.guard.wrap(NAME, lambda: self._unfinished.discard(living()))
             for kind in kinds:
                 actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
-
-    def _note_finished(self, profiler: Any) -> None:
-        if profiler is not None:
-            self._unfinished.discard(profiler)
 
     def _note_opening(self, caller: Any) -> None:
         """A session of the user's is being prepared; `caller` is the object whose method asked for it."""
@@ -217,14 +203,13 @@ class ProfilerStepProbe(Probe):
     def _wrap_all(self) -> None:
         from torch.profiler import profile
 
-        self._around(profile, "__init__", lambda profiler, *_args, **_kwargs: profiler, self._after_init)
+        def made(profiler: Any, _result: Any, error: BaseException | None) -> None:
+            is_scripts = error is None and not self._agent.own_profiler_active
+            if is_scripts and callable(getattr(profiler, "schedule", None)):
+                self._profilers.add(profiler)
+                profiler.schedule = _Schedule(self, profiler.schedule)
 
-    def _after_init(self, profiler: Any, _result: Any, error: BaseException | None) -> None:
-        if error is not None or profiler is None or self._agent.own_profiler_active:
-            return
-        if callable(getattr(profiler, "schedule", None)):
-            self._profilers.add(profiler)
-            profiler.schedule = _Schedule(self, profiler.schedule)
+        self._around(profile, "__init__", lambda profiler, *_args, **_kwargs: profiler, made)
 
     def _asked(self) -> None:
         if self._agent.accepts():

@@ -29,7 +29,14 @@ class XlaProbe(Probe):
     def install(self) -> None:
         """Wrap what this version of torch_xla has."""
         super().install()
-        self._agent.guard.wrap(COUNTERS, self._count)()
+
+        def count() -> None:
+            api = find_api()
+            if api is not None:
+                self._counters = self._counters or XlaCounters(self._agent, api)
+                self._counters.active = True
+
+        self._agent.guard.wrap(COUNTERS, count)()
 
     def uninstall(self) -> None:
         super().uninstall()
@@ -41,12 +48,6 @@ class XlaProbe(Probe):
         model = sys.modules.get("torch_xla.core.xla_model")
         if model is not None:
             self._around(model, "mark_step", self._before, self._after)
-
-    def _count(self) -> None:
-        api = find_api()
-        if api is not None:
-            self._counters = self._counters or XlaCounters(self._agent, api)
-            self._counters.active = True
 
     def _before(self, *_args: Any, **_kwargs: Any) -> bool:
         self._depth += 1
@@ -116,13 +117,8 @@ def find_api() -> Api | None:
     return None if None in functions[:2] else Api._make([*functions, str(getattr(package, "__version__", "?"))])
 
 
-class Growth(NamedTuple):
-    """What a metric has gained in one step, or outside of steps (`step` None)."""
-
-    step: Step
-    number: int
-    total: float
-    samples: Sequence[Sample]
+# What a metric has gained in one step, or outside of steps (None): (step, new samples, their sum, those that are kept).
+Growth = Tuple[Optional[int], int, float, Sequence[Sample]]
 
 
 class Metric:
@@ -166,19 +162,23 @@ class Metric:
         first = bisect_left([start for start, _ in rows], since)
         covered = rows[min(first, len(rows) - 1) :]
         if len(covered) == 1:
-            return [Growth(covered[0][1], new, total, samples)]
+            return [(covered[0][1], new, total, samples)]
         # Every sample belongs to the step in which it ended; those that are kept no more are of no step.
         starts, ahead_ns = [start for start, _ in covered], time.time_ns() - clock()
         by_step: dict[Step, list[Sample]] = {}
         for sample in samples:
             at = bisect_right(starts, round(sample[0] * 1e9) - ahead_ns) - 1
             by_step.setdefault(covered[max(at, 0)][1], []).append(sample)
-        grown = {step: Growth(step, len(part), sum(value for _, value in part), part) for step, part in by_step.items()}
-        if new > len(samples):
-            known = grown.get(None, Growth(None, 0, 0.0, []))
-            gone = max(0.0, total - sum(value for _, value in samples))
-            grown[None] = Growth(None, known.number + new - len(samples), known.total + gone, known.samples)
-        return list(grown.values())
+        forgotten = new - len(samples)
+        if forgotten > 0:
+            by_step.setdefault(None, [])
+        gone = max(0.0, total - sum(value for _, value in samples))
+        grown: list[Growth] = []
+        for step, part in by_step.items():
+            number, size = len(part), sum(value for _, value in part)
+            is_rest = step is None and forgotten > 0
+            grown.append((step, number + forgotten, size + gone, part) if is_rest else (step, number, size, part))
+        return grown
 
 
 class XlaCounters:
@@ -237,8 +237,6 @@ class XlaCounters:
             self._counted_ns = now
             self._write_counters(OFTEN)
 
-    # ------------------------------------------------------------------------------------------------ polling
-
     def _poll(self, now: int, at_once: bool = False) -> None:
         self._poll_operators(self._rows[-1][1])
         for metric in self._compiles:
@@ -279,8 +277,6 @@ class XlaCounters:
             elif new:
                 self._write("fallback", None, None, step, operator=name, count=new, source="counter " + name)
 
-    # ------------------------------------------------------------------------------------------------ writing
-
     def _write(self, kind: str, time_ns: int | None, duration_ns: int | None, step: Step, **fields: Any) -> None:
         fields["source"] += self._source
         fields.update(step=step, step_source=None if step is None else "poll", backend="torch_xla")
@@ -293,31 +289,29 @@ class XlaCounters:
 
     def _write_compiles(self, metric: Metric, found: list[Growth]) -> None:
         source = "metric " + metric.name
-        for growth in found:
-            if growth.step is not None:
-                self._agent.last_compile_step = growth.step
-            singly = len(growth.samples) == growth.number <= MAX_SINGLE
-            parts = [(1, sample[1], [sample]) for sample in growth.samples] if singly else [growth[1:]]
-            for count, total, samples in parts:
-                self._write("compile", self._start_ns(samples), round(total), growth.step, count=count, source=source)
+        for step, number, total, samples in found:
+            if step is not None:
+                self._agent.last_compile_step = step
+            singly = len(samples) == number <= MAX_SINGLE
+            parts = [(1, sample[1], [sample]) for sample in samples] if singly else [(number, total, samples)]
+            for count, taken_ns, own in parts:
+                self._write("compile", self._start_ns(own), round(taken_ns), step, count=count, source=source)
 
     def _write_transfers(self, found: list[Growth], now: int) -> None:
-        sizes = {growth.step: growth.total for growth in self._growth(self._inbound, now)} if found else {}
-        reads = [min(self._scalars.get(growth.step, 0), growth.number) for growth in found]
+        sizes = {step: size for step, _, size, _ in self._growth(self._inbound, now)} if found else {}
+        reads = [min(self._scalars.get(step, 0), number) for step, number, *_ in found]
         over = sum(self._scalars.values()) - sum(reads)
-        for growth, read in zip(found, reads):
-            begun = self._start_ns(growth.samples)
+        for (step, number, total, samples), read in zip(found, reads):
             # Reads are known by when they were counted, transfers by when they ended.
-            scalars = read + max(0, min(over, growth.number - read))
+            scalars = read + max(0, min(over, number - read))
             over -= scalars - read
-            for operator, count in ((SCALAR, scalars), (None, growth.number - scalars)):
+            begun, size = self._start_ns(samples), sizes.get(step)
+            for operator, count in ((SCALAR, scalars), (None, number - scalars)):
                 if count:
-                    share = count / growth.number
-                    size = sizes.get(growth.step)
                     fields = {"direction": "device_to_host", "operator": operator, "count": count}
-                    fields["bytes"] = None if size is None else round(size * share)
+                    fields["bytes"] = None if size is None else round(size * (count / number))
                     fields["source"] = "metric " + self._transfers.name
-                    self._write("transfer", begun, round(growth.total * share), growth.step, **fields)
+                    self._write("transfer", begun, round(total * (count / number)), step, **fields)
 
     def _write_counters(self, names: Sequence[str]) -> None:
         api = self._api

@@ -1,0 +1,432 @@
+"""The rules on devices: each speaks of its loss with its line and in its words, and keeps quiet where it is hidden or
+rare; ceilings are from replays where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import pytest
+
+from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
+from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
+from stepscope.model import CATEGORIES, Analysis, Diagnosis, Finding, Place, WindowFacts
+from stepscope.model.device_losses import ALLOCATOR, LOADER, SYNC, Replay, WhatIf
+from tests.analyze import device_scenes as scenes
+from tests.analyze import shared_traces
+from tests.analyze.device_scenes import A100, ADD, FILE, PAGEABLE_IN, PINNED_IN, SGEMM, TENSOR, V100, Scene
+from tests.analyze.scenes import loader_tables
+from tests.analyze.traces import US
+from tests.builders import make_tables, rank_info, run_facts, step_rows
+from tests.diagnose.judged import values
+from tests.records import blank, replace, some
+
+Fill = Callable[[Scene], Any]
+SCENES: dict[str, tuple[float, Fill]] = {
+    "sync.host_waits": (400, scenes.reads_value),
+    "memory.allocator_in_steps": (1000, scenes.allocations),
+    "launch.short_kernels": (1000, scenes.short_launches),
+    "host.device_idle": (10_000, scenes.host_work),
+    "transfer.host_to_device": (1000, scenes.batch_copies),
+    "compute.no_tensor_cores": (1000, scenes.products),
+    "compute.attention_unfused": (1000, scenes.attention),
+    "compute.layout_conversions": (1000, scenes.conversions),
+    "compute.unfused_pointwise": (1000, scenes.pointwise_run),
+    "transfer.device_to_device": (1000, scenes.copies_within),
+    "launch.unfused_optimizer": (1000, scenes.updates),
+    "launch.zeroing_gradients": (1000, scenes.zeros),
+    "launch.compiled_kernels": (1000, scenes.compiled),
+    "compute.small_batch": (1000, scenes.small_batch),
+    "compute.sizes_off_tiles": (1000, scenes.odd_sizes),
+    "compute.serial_linalg": (1000, scenes.decompositions),
+    "communication.data_parallel": (1000, scenes.replicas),
+}
+OURS = {*SCENES, "compute.cpu_only"}
+PINNING_OFF = "transfer.pinning_off"
+
+
+def scene(rule: str, steps: int = 4) -> Scene:
+    length, fill = SCENES[rule]
+    return scenes.repeated(steps, length, fill)
+
+
+def analysis_of(fill: Fill, length: float = 1000, *, gpu: dict[str, Any] = V100, steps: int = 4) -> Analysis:
+    return analyze(scenes.repeated(steps, length, fill).tables(gpu))
+
+
+def found(given: Analysis | Scene) -> dict[str, Finding]:
+    """Findings by rule."""
+    analysis = analyze(given.tables(V100)) if isinstance(given, Scene) else given
+    return {finding.rule: finding for finding in diagnose(analysis).findings}
+
+
+def needs(diagnosis: Diagnosis, rules: Collection[str] = OURS) -> dict[str, tuple[str, bool]]:
+    return {item.rule: (item.needs, item.quiet) for item in diagnosis.abstained if item.rule in rules}
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_rule_speaks_of_its_loss(rule: str) -> None:
+    finding, one = found(scene(rule))[rule], found(scene(rule, steps=1))[rule]
+    assert finding.category == rule.partition(".")[0]
+    assert finding.category in CATEGORIES
+    assert 0 < finding.share <= finding.gain_ceiling <= 1
+    assert finding.cost_ms_per_step == pytest.approx(finding.share * SCENES[rule][0] / 1000)
+    assert (finding.where[0].file, finding.where[0].function) == (FILE, "train")
+    assert all((finding.fix, finding.caveat, finding.falsified_by))
+    assert len(finding.evidence) >= 3
+    assert all("worker0/span1" in item.source for item in finding.evidence)
+    assert (one.confidence, finding.confidence in ("medium", "high")) == ("medium", True)  # few steps mean less
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_loss_below_the_floor_or_of_one_step_of_many_is_no_finding(rule: str) -> None:
+    length, fill = SCENES[rule]
+
+    def diluted(scene: Scene) -> None:
+        fill(scene)
+        scene.kernel(TENSOR, length, 40 * length, launched=length - 900 if length > 1000 else 5)
+
+    assert rule not in found(scenes.repeated(4, 41 * length, diluted))
+    made = scenes.repeated(1, length, fill)
+    for _ in range(5):
+        made.step(length)
+        made.kernel(TENSOR, 5, length - 10)
+    assert rule not in found(made)
+
+
+def fused_kernels(scene: Scene) -> None:
+    """Of operations that take 50, 100 and 150 the shortest goes, and of 60 before the first kernel what calls take."""
+    scene.mark("Optimizer.step#SGD.step", 0, 60)
+    at = 70.0
+    for number in range(30):
+        length = (5.0, 10.0, 15.0)[number % 3]
+        operator = scene.op(("aten::mul_", "aten::add_", "aten::addcmul_")[number % 3], number, 0.8)
+        scene.work(ADD, at, length, launch=scene.call("cudaLaunchKernel", number + 0.1, 0.5, operator), op=operator)
+        at += length
+
+
+def two_streams(scene: Scene) -> None:
+    """Exclusive time: of two products on two streams neither hides the other."""
+    scene.kernel(SGEMM, 10, 800)
+    op = scene.op("aten::mm", 6, 2)
+    scene.work(SGEMM, 10, 800, launch=scene.call("cudaLaunchKernel", 6, 1, op), op=op, stream=8)
+
+
+def awaited(launched: float, scene: Scene) -> None:
+    """Something that no trace shows holds the device up: a kernel launched long before the wait begins after it."""
+    late = scene.call("cudaLaunchKernel", launched, 5)
+    item = scene.op("aten::item", 50, 7000)
+    copy = scene.call("cudaMemcpyAsync", 60, 6980, item)
+    scene.work(ADD, 7020, 5, launch=late)
+    scene.work("Memcpy DtoH (Device -> Pageable)", 7026, 2, launch=copy, op=item, category="gpu_memcpy", bytes=4)
+    scene.call("cudaStreamSynchronize", 7041, 8, item)
+    scene.kernel(SGEMM, 7080, 2900)
+
+
+def pinned_by_hand(scene: Scene) -> None:
+    scene.op("aten::pin_memory", 5, 300)
+    scene.kernel(SGEMM, 320, 600)
+
+
+def exchanges(scene: Scene) -> None:
+    """A step of 1000 with an all_reduce of 400."""
+    scene.kernel(SGEMM, 10, 500)
+    scene.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 510, 400, op="nccl:all_reduce")
+
+
+def broadcasts(device: int, scene: Scene) -> None:
+    """A step of 1000 in which replicate broadcasts for 400; on one device it is someone else's broadcast."""
+    scene.python("torch/nn/parallel/data_parallel.py(174): forward", 0, 990)
+    frame = scene.python("torch/nn/parallel/replicate.py(80): replicate", 5, 395)
+    scene.kernel("ncclKernel_Broadcast_RING_LL_Sum_int8_t", 100, 400, op="Broadcast", below=frame)
+    scene.kernel(TENSOR, 500, 450, device=device)
+
+
+def beside_work(scene: Scene) -> None:
+    scenes.copies_within(scene)
+    scene.work(SGEMM, 505, 400, launch=scene.call("cudaLaunchKernel", 1, 1), stream=8)
+
+
+TENSORS, LAYOUT, COPIES = "compute.no_tensor_cores", "compute.layout_conversions", "transfer.host_to_device"
+OPTIMIZER, TILES, ON_DEVICE = "launch.unfused_optimizer", "compute.sizes_off_tiles", "transfer.device_to_device"
+copies = partial(partial, scenes.batch_copies)
+PIN = ["loader.pin_memory"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fill", "title", "fix", "knobs", "cost_ms"),
+    [
+        # of 30 gaps and those around them one call in 30 stays
+        (
+            OPTIMIZER,
+            scenes.updates,
+            "parameter by parameter, with 30",
+            "fused=True",
+            ["optimizer.fused"],
+            0.9 * 29 / 30,
+        ),
+        (OPTIMIZER, fused_kernels, "", "", ["optimizer.fused"], 0.050 + 0.060 * 29 / 30),
+        (TENSORS, scenes.products, "mixed precision is off on Tesla V100", "GradScaler", ["amp.dtype"], None),
+        (TENSORS, two_streams, "", "", ["amp.dtype"], 0.4),
+        (LAYOUT, scenes.converted_inputs, "The input arrives in another memory layout", "Make batches in", [], 0.3),
+        (LAYOUT, scenes.conversions, "Convolutions convert", "", ["memory_format"], None),
+        # 130 rows take two tiles of 128: 126 of 256 are filled up
+        (TILES, scenes.odd_sizes, "130 x 64 x 64", "multiples of 8", [], 0.8 * 126 / 256),
+        (COPIES, copies(), "Copies from pageable memory", "pin_memory=True", PIN, 0.3),
+        (COPIES, copies(wait=False), "non_blocking=True has no effect", "pin_memory=True", PIN, 0.3),
+        (COPIES, copies(name=PINNED_IN), "Copies from pinned memory block", "non_blocking=True", [], 0.3),
+        (COPIES, copies(name=PINNED_IN, wait=False), "Nothing hides copies", "Copy the next batch while", [], 0.3),
+        (COPIES, copies(name="Memcpy HtoD (Host -> Device)"), "Copies from the host", "not tell whether", PIN, 0.3),
+        (COPIES, pinned_by_hand, "Pinning memory on the training thread", "thread of its own", PIN, 0.3),
+        (ON_DEVICE, scenes.copies_within, "Copies within the device take 0.3 ms", "Leave out what copies", [], 0.3),
+        (ON_DEVICE, partial(scenes.copies_within, name=scenes.BETWEEN), "Copies between devices", "Keep what", [], 0.3),
+    ],
+)
+def test_the_words_go_by_what_is_seen(
+    rule: str, fill: Fill, title: str, fix: str, knobs: list[str], cost_ms: float | None
+) -> None:
+    seen = found(analysis_of(fill, 400 if fill is fused_kernels else 1000))
+    finding = seen[rule]
+    assert title in finding.title
+    assert fix in finding.fix
+    assert [item.knob for item in finding.try_] == knobs
+    assert cost_ms is None or finding.cost_ms_per_step == pytest.approx(cost_ms, abs=0.04)
+    if rule == COPIES:
+        assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand
+        assert "sync.host_waits" not in seen
+    if rule == OPTIMIZER:
+        assert "launch.short_kernels" not in seen
+
+
+@pytest.mark.parametrize(
+    ("rule", "fill", "length"),
+    [
+        *(
+            (
+                OPTIMIZER,
+                partial(scenes.updates, **how),
+                1000,
+            )  # fused, of another class, grouped without a fused version
+            for how in ({"op": "aten::_fused_adam_"}, {"optimizer": "Shampoo"}, {"name": "triton_for_fused_0"})
+        ),
+        (OPTIMIZER, partial(scenes.updates, optimizer="RMSprop", op="aten::_foreach_add_"), 1000),
+        *(
+            (TILES, partial(scenes.odd_sizes, **how), 1000)  # that fit, of 32 bits, of no product, damaged
+            for how in ({"shapes": "[[128, 64], [64, 64]]"}, {"kind": "float"}, {"shapes": "{"})
+        ),
+        (TILES, partial(scenes.odd_sizes, shapes="[[130, 64], [63, 64]]"), 1000),
+        ("communication.data_parallel", partial(scenes.replicas, device=0), 1000),
+        ("sync.host_waits", partial(awaited, 5), 10_000),
+        (ON_DEVICE, beside_work, 1000),
+    ],
+)
+def test_what_cannot_be_improved_or_costs_nothing_is_no_finding(rule: str, fill: Fill, length: float) -> None:
+    seen = found(analysis_of(fill, length))
+    assert rule not in seen
+    assert rule != OPTIMIZER or "launch.short_kernels" in seen  # the device does wait
+
+
+def test_a_wait_for_work_that_was_launched_just_before_is_the_hosts() -> None:
+    assert "sync.host_waits" in found(analysis_of(partial(awaited, 7015), 10_000))
+
+
+def test_without_a_device_the_rules_abstain_in_silence_and_on_one_by_what_is_missing() -> None:
+    said = needs(diagnose(analyze(make_tables(steps=step_rows(20)))))
+    assert set(said) == OURS
+    assert all(quiet for _, quiet in said.values())
+    said = needs(diagnose(analyze(make_tables(steps=step_rows(20), ranks=[rank_info(device="cuda")]))))
+    assert {rule for rule, (_, quiet) in said.items() if not quiet} == set(SCENES)
+    assert said["sync.host_waits"][0] == "a profiler trace with device work"
+    without = diagnose(analyze(scene(TENSORS).tables()))
+    assert needs(without)[TENSORS] == ("the compute capability of the GPU", False)
+
+
+def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
+    made = scene("sync.host_waits")
+    outside = [{**row, "step": 100 + number, "in_window": False} for number, row in enumerate(step_rows(20))]
+    made.steps += [{**row, "start_ns": row["start_ns"] + 10**10} for row in outside]
+    window = WindowFacts(0, "worker0.pt.trace.json", "stepscope", 4, False, "", None, None, None, None)
+    finding = found(replace(analyze(made.tables(V100)), windows=(window,)))["sync.host_waits"]
+    assert finding.cost_ms_per_step == pytest.approx(finding.share * 10)
+    assert finding.share == pytest.approx(105 / 400, abs=0.01)
+
+
+def test_values_read_from_a_gpu_are_told_once() -> None:
+    read = {"step": 1, "kind": "transfer", "backend": "cuda", "count": 9, "duration_ns": 10**9}
+    rules = found(analyze(scene("sync.host_waits").tables(V100, compiles=[{**read, "direction": "device_to_host"}])))
+    assert "sync.host_waits" in rules
+    assert "transfer.device_to_host" not in rules
+
+
+def test_without_named_steps_one_rule_abstains_and_the_others_doubt() -> None:
+    made = scene("memory.allocator_in_steps")
+    made.steps.clear()
+    diagnosis = diagnose(analyze(made.tables(V100)))
+    assert "memory.allocator_in_steps" not in {finding.rule for finding in diagnosis.findings}
+    assert needs(diagnosis)["memory.allocator_in_steps"] == ("steps named in the trace", False)
+    made = scene("launch.short_kernels")
+    made.steps.clear()
+    finding = found(made)["launch.short_kernels"]
+    assert finding.confidence == "low"
+    assert finding.caveat.startswith("The trace names no step")
+
+
+def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
+    analysis = analyze(scene("host.device_idle").tables(V100))
+    assert "host.device_idle" in found(analysis)
+    assert "host.device_idle" not in found(replace(analysis, python=()))
+
+
+def test_tf32_comes_before_mixed_precision_where_the_device_has_it() -> None:
+    finding = found(analyze(scene(TENSORS).tables(A100)))[TENSORS]
+    assert "TF32 are off" in finding.title
+    assert [item.knob for item in finding.try_] == ["matmul_precision", "amp.dtype"]
+    assert finding.fix.index("set_float32_matmul_precision") < finding.fix.index("autocast")
+
+
+def test_the_ceiling_of_attention_holds_its_products() -> None:
+    finding = found(scene("compute.attention_unfused"))["compute.attention_unfused"]
+    assert (finding.share, finding.gain_ceiling) == (pytest.approx(0.5), pytest.approx(0.7))
+
+
+@pytest.mark.parametrize(("gpus", "device", "told"), [(2, "cpu", True), (2, "cuda", False), (0, "cpu", False)])
+def test_a_gpu_that_nobody_uses_is_told(gpus: int, device: str, told: bool) -> None:
+    hardware = {**run_facts().hardware, "gpus": [{"index": index, "name": "NVIDIA A100"} for index in range(gpus)]}
+    tables = make_tables(steps=step_rows(40), run={"hardware": hardware}, ranks=[rank_info(device=device)])
+    seen = found(analyze(tables))
+    assert ("compute.cpu_only" in seen) is told
+    if told:
+        finding = seen["compute.cpu_only"]
+        assert "2 GPUs (NVIDIA A100)" in finding.title
+        assert (finding.share, finding.confidence) == (pytest.approx(0.9), "low")  # all but the data wait
+
+
+def test_collectives_of_data_parallel_are_not_told_as_exposed() -> None:
+    both, one = (found(analysis_of(partial(broadcasts, device))) for device in (1, 0))
+    rules = ("communication.data_parallel", "communication.exposed")
+    assert [[rule in seen for rule in rules] for seen in (both, one)] == [[True, False], [False, True]]
+
+
+def test_many_synchronised_norms_stand_with_exposed_communication() -> None:
+    made = analysis_of(exchanges)
+    assert "SyncBatchNorm" not in found(made)["communication.exposed"].fix
+    losses = tuple(replace(one, sync_batch_norms_per_step=53.0) for one in made.device_losses)
+    finding = found(replace(made, device_losses=losses))["communication.exposed"]
+    assert "53 SyncBatchNorm layers" in finding.fix
+    assert values(finding)["SyncBatchNorm layers per step"] == 53.0
+
+
+@pytest.mark.parametrize("rule", [OPTIMIZER, "launch.zeroing_gradients", "launch.compiled_kernels", ON_DEVICE])
+def test_no_time_is_told_twice(rule: str) -> None:
+    """What the losses of a step sum to is no more than the step."""
+    (losses,) = analysis_of(SCENES[rule][1]).device_losses
+    assert sum(loss.ns_per_step for loss in losses.losses) <= 1000 * US
+
+
+def fed(fill: Fill, device: str = "cuda:0", **arguments: str) -> Diagnosis:
+    """A run on the device whose DataLoader was constructed with these arguments."""
+    loader = replace(some(analyze(loader_tables()).loader), site=Place(FILE, 7), arguments=arguments)
+    return diagnose(replace(analysis_of(fill), devices=(device,), loader=loader))
+
+
+def copies_in(diagnosis: Diagnosis) -> dict[str, Finding]:
+    return {one.rule: one for one in diagnosis.findings if one.rule in (PINNING_OFF, COPIES)}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"pin_memory": "False"}], ids=["by default", "by the script"])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_loader_that_does_not_pin_is_told_once(arguments: dict[str, str], wait: bool) -> None:
+    told = copies_in(fed(copies(wait=wait), **arguments))
+    assert list(told) == [PINNING_OFF]
+    assert told[PINNING_OFF].share == pytest.approx(found(analysis_of(copies()))[COPIES].share, abs=0.01)
+    assert "pin_memory=True" in told[PINNING_OFF].fix
+    assert [item.knob for item in told[PINNING_OFF].try_] == PIN
+
+
+def test_what_pinning_would_not_change_is_told_beside_it() -> None:
+    def fill(scene: Scene) -> None:
+        to = scene.op("aten::to", 5, 312)
+        call = scene.call("cudaMemcpyAsync", 10, 302, to)
+        scene.work(PAGEABLE_IN, 12, 300, launch=call, op=to, category="gpu_memcpy", bytes=3_000_000)
+        scene.call("cudaStreamSynchronize", 313, 3, to)
+        scene.op("aten::pin_memory", 320, 340)
+        scene.kernel(SGEMM, 680, 250, launched=670)
+
+    both, alone = copies_in(fed(fill)), found(analysis_of(fill))[COPIES]
+    assert sorted(both) == [COPIES, PINNING_OFF]
+    assert both[COPIES].title.startswith("Pinning memory on the training thread")
+    assert sum(one.share for one in both.values()) == pytest.approx(alone.share)
+
+
+def test_where_the_loader_pins_or_that_is_not_known_the_other_rule_speaks() -> None:
+    assert list(copies_in(fed(copies(), pin_memory="True"))) == [COPIES]
+    assert not copies_in(fed(lambda scene: scene.kernel(SGEMM, 10, 900)))
+    words, quiet = needs(fed(copies(), pin_memory="on_gpu"), [PINNING_OFF])[PINNING_OFF]
+    assert ("says whether it pins" in words, quiet) == (True, False)
+    assert needs(fed(copies(), device="cpu"), [PINNING_OFF])[PINNING_OFF] == ("training on a CUDA device", True)
+    assert list(copies_in(fed(copies(), device="xpu:0"))) == [COPIES]
+
+
+@pytest.fixture
+def reading() -> Analysis:
+    return analysis_of(scenes.reads_value, 400, steps=6)
+
+
+def with_replay(analysis: Analysis, what_if: WhatIf) -> Analysis:
+    """Of steps of 100 ms, of 80 where the host is never late."""
+    steps = dict.fromkeys(("recorded_mean_ns", "recorded_median_ns", "unchanged_mean_ns", "unchanged_median_ns"), 1e8)
+    never_late = dict.fromkeys(("never_late_mean_ns", "never_late_median_ns"), 8e7)
+    known = {"run": "", "traces": ("worker0/span1",), "steps": 3, "unexplained_ns": 0.0, "what_ifs": (what_if,)}
+    return replace(analysis, replays=(blank(Replay, **{**steps, **never_late, **known}),))
+
+
+def test_the_ceiling_is_what_the_replay_saves_else_by_subtraction(reading: Analysis) -> None:
+    finding = found(reading)["sync.host_waits"]
+    assert finding.share == pytest.approx(105 / 400)
+    assert finding.gain_ceiling == pytest.approx(115 / 400)  # then the device is the limit, with 285
+    assert values(finding)["replayed step without these waits"] == 0.285
+    assert values(finding)["the same steps as recorded"] == 0.4
+    assert BY_SUBTRACTION not in finding.caveat
+    finding = found(replace(reading, replays=()))["sync.host_waits"]
+    assert finding.gain_ceiling == finding.share == pytest.approx(105 / 400)
+    assert BY_SUBTRACTION in finding.caveat
+    assert not [metric for metric in values(finding) if "replayed" in metric]
+
+
+def test_no_ceiling_is_below_the_cost(reading: Analysis) -> None:
+    finding = found(with_replay(reading, WhatIf(SYNC, 1e8, 1e8, None, None)))["sync.host_waits"]
+    assert finding.gain_ceiling == finding.share
+
+
+def test_work_behind_a_late_host_is_told_to_be() -> None:
+    """Kernels that are launched right before they start: as recorded, shorter ones gain nothing."""
+    finding = found(analysis_of(scenes.pointwise_run, steps=6))["compute.unfused_pointwise"]
+    assert "The recorded host was late as well: with it 0% of the step would be saved" in finding.caveat
+    assert finding.gain_ceiling >= finding.share == pytest.approx(0.4)
+
+
+def test_a_loss_of_few_steps_counts_by_the_median(reading: Analysis) -> None:
+    one = with_replay(reading, WhatIf(ALLOCATOR, 7e7, 1e8, None, None))
+    mean, median = (some(replayed(one, "", ALLOCATOR, use_median=each)).share for each in (False, True))
+    assert (mean, median) == (pytest.approx(0.3), 0)
+
+
+def test_idle_time_that_no_trace_explains_is_told(reading: Analysis) -> None:
+    odd = replace(reading, replays=tuple(replace(one, unexplained_ns=0.2 * 400_000) for one in reading.replays))
+    assert "For 20% of the step the device idles" in found(odd)["sync.host_waits"].caveat
+    assert "the device idles with work launched" not in found(reading)["sync.host_waits"].caveat
+
+
+@shared_traces.needs_traces
+def test_the_loaders_ceiling_bounds_what_four_workers_gained() -> None:
+    none, four = (shared_traces.run_of(f"kineto_tb_plugin/resnet50_num_workers_{workers}") for workers in (0, 4))
+    (before,), (after,) = none.analysis.replays, four.analysis.replays
+    measured = 1 - after.recorded_median_ns / before.recorded_median_ns
+    first, what_if = none.diagnosis.findings[0], some(before.of(LOADER))
+    assert first.rule == "input.loader_bound"
+    assert measured <= first.gain_ceiling <= measured + 0.15
+    assert measured <= 1 - what_if.median_ns / before.unchanged_median_ns <= measured + 0.15
+    assert values(first)["replayed step without the loader"] == pytest.approx(what_if.mean_ns / 1e6, abs=0.001)
+    assert four.diagnosis.findings[0].rule != "input.loader_bound"
