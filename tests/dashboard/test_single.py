@@ -20,7 +20,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.report.escape import markup
 from tests.browser_page import Opened
 from tests.dashboard.browser import View
-from tests.dashboard.embedded import embedded
+from tests.dashboard.plain_pages import embedded
 
 SCRIPT = "const a = '</script><!-- \\u2028'; document.title = a;"
 STYLE = "body { color: red }"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-from pathlib import Path
-
 import pytest
 
 from stepscope.dashboard.pages import experiments
@@ -12,10 +9,8 @@ from stepscope.schema import Knob
 from tests.report.fabricate_experiment import (
     BY_HAND,
     experiment,
-    hostile,
     shown,
 )
-from tests.report.test_terminal import HOSTILE
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -25,15 +20,6 @@ def test_no_line_but_what_is_copied_is_wider_than_the_screen(width: int) -> None
 
     assert max(map(len, lines[:end])) <= width
     assert not [line for line in lines if line != line.rstrip()]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, encoding: str) -> None:
-    text = shown(hostile(HOSTILE, tmp_path), encoding=encoding)
-
-    assert "<script>x</script>" in text
-    controls = [letter for letter in text if unicodedata.category(letter) in ("Cc", "Cf", "Cs") and letter != "\n"]
-    assert controls == []
 
 
 @pytest.mark.parametrize(
