@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -23,7 +22,7 @@ from stepscope.model.sampled import Hotspots, SampledProcess
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.table import csv_bytes
-from stepscope.report.values import json_bytes
+from stepscope.report.values import json_bytes, plain_value
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"
@@ -52,7 +51,7 @@ def to_json(found: Hotspots, rows: int | None = None) -> bytes:
     shown = document.pop("rows")
     head = {key: document.pop(key) for key in ("samples", "skipped_samples")}
     document = {**head, "rows": shown[:rows], "schema": SCHEMA, **document}
-    return json_bytes(_encodable(document))
+    return json_bytes(plain_value(document))
 
 
 def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
@@ -184,14 +183,3 @@ def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
         },
     )
     return [replace(each, label=labels.get(each.key, each.label)) for each in declared]
-
-
-def _encodable(value: Any) -> Any:
-    """`value` with lone surrogates in its texts shown as escapes, as no encoder takes them."""
-    if isinstance(value, str):
-        return value.encode("utf-8", errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encodable(item) for item in value]
-    return value

@@ -322,7 +322,6 @@ def place(where: Item, level: Level, *, alone: bool) -> str:
 
 
 def _chart(block: Block, level: Level) -> str:
-    """The sentence, the drawing, and where there are few the figures themselves."""
     along = block["x"]["values"]
     draw = _DRAWINGS.get(block["type"], _drawing)
     parts = [_heading(block["title"]), f"<p>{markup(block['sentence'], level.text)}</p>", draw(block)]
@@ -340,12 +339,10 @@ def _chart(block: Block, level: Level) -> str:
 
 
 def _parallel(block: Block, level: Level) -> str:
-    """The sentence: the figures are in the table that stands beside it."""
     return f"{_heading(block['title'])}<p>{markup(block['sentence'], level.text)}</p>"
 
 
 def _said(row: Item, place: int) -> Any:
-    """A value, or the word for one that is not finite."""
     return next((word for at, word in row.get("odd", ()) if at == place), _at(row["values"], place))
 
 
@@ -453,7 +450,6 @@ def _runs(along: Sequence[float], row: _Pairs, given: Item) -> Iterator[list[tup
 
 
 def _intervals(block: Block) -> str:
-    """A line for each name: interval and estimate of every series, and where nothing changes dashed."""
     names = [str(name) for name in block["x"]["values"]]
     ends = [
         value

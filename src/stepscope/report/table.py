@@ -257,7 +257,6 @@ def _sort_key(table: str, wanted: str, keys: tuple[str, ...]) -> str | None:
 
 
 def _ordered(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    """Largest first, missing last; texts in their own order."""
     there = [row for row in rows if row.get(by) is not None]
     missing = [row for row in rows if row.get(by) is None]
     if there and isinstance(there[0][by], str):

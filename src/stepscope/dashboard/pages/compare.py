@@ -13,7 +13,7 @@ from stepscope.dashboard import blocks, history, static_page
 from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext, experiments, sweeps
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
-from stepscope.report import history_report, sweep_report, words
+from stepscope.report import sweep_report, words
 from stepscope.report.comparison_report import comparison_document, signed_percent
 
 WITH, SIDE = "with", "side"
@@ -34,7 +34,12 @@ def build(context: PageContext) -> list[Block]:
     others = [row for row in entries if row["id"] != context.key and row.get("state") != "unreadable"]
     other = context.params.get(WITH, "") if catalog is not None else ""
     made = [*_choices(context, others), *(_with(context, other) if other else ())]
-    own = [*_own(context)]
+    own = [
+        block
+        for search in SEARCHES.values()
+        if (document := search.of_run(context)) is not None  # what lies in the run's report
+        for block in search.build(context, document)
+    ]
     made += [*own, *_history(context)]
     if not made or not (own or other or others):
         made.append(blocks.empty("Nothing to compare with", ALONE, RECORD, COMMAND))
@@ -51,13 +56,6 @@ def empty(context: PageContext) -> bool:
 def render(document: Row) -> str:
     """A comparison as one HTML file without scripts or network: all rows that the terminal shows the first of."""
     return static_page.render(_title(document), [static_page.Section("Comparison", [*comparison(Alone(), document)])])
-
-
-def _own(context: PageContext) -> Iterator[Block]:
-    """The experiment and the sweep that lie in the run's report."""
-    for search in SEARCHES.values():
-        document = search.of_run(context)
-        yield from search.build(context, document) if document is not None else ()
 
 
 def _choices(context: PageContext, others: Sequence[Row]) -> Iterator[Block]:
@@ -93,7 +91,7 @@ def _history(context: PageContext) -> Iterator[Block]:
     yield blocks.choice("History of this script", HISTORY, shown, options)
     if shown:
         versions, notes = comparing.history(context.catalog.run(place.key) for place in same)
-        yield from history.table(context, history_report.document(versions, notes), "History of this script")
+        yield from history.table(context, history.document(versions, notes), "History of this script")
 
 
 def _with(context: PageContext, other: str) -> Iterator[Block]:
@@ -194,7 +192,6 @@ def comparison(context: PageContext | Alone, document: Row) -> Iterator[Block]:
 
 
 def _doubts(found: Row) -> Iterator[Block]:
-    """What the joules say, what makes the timing doubtful, each text once, and whether losses go the same way."""
     if found["energy"]:
         yield blocks.text(blocks.sentence(str(found["energy"]["text"])))
     flags = found["flags"]
@@ -255,7 +252,6 @@ def _figures(context: PageContext | Alone, document: Row, found: Row) -> Iterato
 
 
 def _phases(context: PageContext | Alone, phases: list[Row]) -> Iterator[Block]:
-    """Where the difference is: both steps stacked of their parts, and the parts as a table."""
     if not phases:
         return
     rows = [{**row, "name": words.part(row["category"])} for row in phases]

@@ -101,7 +101,6 @@ def _name(row: Row) -> str:
 
 
 def _effect(row: Row) -> Row | None:
-    """The effect on what is compared, None where there is none."""
     found: Row | None = row["effects"].get(row["headline"] or MEAN) or row["effect"]
     return found
 
@@ -251,7 +250,6 @@ def _changes(document: Row) -> Iterator[Block]:
 
 
 def _compared(context: PageContext | Alone, document: Row) -> Iterator[Block]:
-    """The candidates, what to know of them, where the difference is, and what each knob does by itself."""
     candidates = ranked(document)
     effects = [
         {**row, "name": name([row["knob"], *row["with_knobs"]]), **changes(row), "ceiling": _ceiling(row)}
@@ -284,6 +282,7 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
         # for certain: the diagnosis was wrong then, and says so
         at_most = f"{words.percent(ceiling)} at most"
         beyond = f"more than the diagnosis held possible ({at_most}): its ceiling was too low"
+    flags = sorted(row["flags"], key=lambda flag: not flag["withholds"])  # those that withhold a verdict first
     rate = "compared by samples per second, because the batch size differs; what it does to convergence is not judged"
     median = "the change is that of the median step, by which it was decided"
     for about, text in (
@@ -294,15 +293,10 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
         ("figure", rate if row["headline"] in RATES else None),
         ("loss", row["equivalence"] and row["equivalence"]["text"]),
         *(("in the script", line) for line in row["change"]),
-        # those that withhold a verdict first, each once
-        *(("doubt", text) for text in dict.fromkeys(flag["text"] for flag in _withholding_first(row["flags"]))),
+        *(("doubt", text) for text in dict.fromkeys(flag["text"] for flag in flags)),
     ):
         if text:
             yield {"name": _name(row), "about": about, "text": text}
-
-
-def _withholding_first(flags: list[Row]) -> list[Row]:
-    return sorted(flags, key=lambda flag: not flag["withholds"])
 
 
 def _ceiling(row: Row) -> float | None:
@@ -317,7 +311,6 @@ def changes(effect: Row | None) -> dict[str, float | None]:
 
 
 def _intervals(candidates: list[Row]) -> Iterator[Block]:
-    """A candidate a line: estimate and interval, and the ceiling of the finding it is from."""
     drawn = [(row, found) for row in candidates if (found := _candidate(row))["change"] is not None]
     drawn = [(row, found) for row, found in drawn if row["headline"] not in RATES][:DRAWN]
     if not drawn:

@@ -152,9 +152,11 @@ def overview(context: PageContext) -> list[Block]:
     found = [group.finding for group in sentences.groups(report)]
     cards = [card(row, report, context.shorten) for row in found[:FINDINGS]]
     notes = sorted(said(report, context), key=lambda block: TONES.index(block["tone"]))
+    figures = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
+    figures += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
     return [
         blocks.overview(
-            figures=_figures(report),
+            figures=blocks.figures(figures),
             bar=_bar(report),
             findings=[{key: made[key] for key in ROW} for made in cards],
             total=len(report.findings),
@@ -173,14 +175,7 @@ def overview_empty(context: PageContext) -> bool:
     return report.steps is None and not _profiled(report) and findings_empty(context)
 
 
-def _figures(report: Report) -> Block:
-    items = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
-    items += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
-    return blocks.figures(items)
-
-
 def _profiled(report: Report) -> Mapping[str, Any] | None:
-    """The first span with steps."""
     return next((item for item in report.views.get("overview") or () if item["steps"]), None)
 
 

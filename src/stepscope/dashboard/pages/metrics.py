@@ -131,7 +131,11 @@ def build(context: PageContext) -> list[Block]:
         small = context.embedded or group == WATCHED
         for what, of_layers in layers.items():
             made += _layers(shown, what, of_layers, small=small)
-    return [*made, *_summary(context, own)]
+    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
+    listed = blocks.rows_table(context, "curves", rows)
+    for column in (column for table in listed for column in table["columns"] if column["key"] in IN_UNIT):
+        column["unit_key"] = "unit"
+    return [*made, *listed]
 
 
 def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[str, Curve]:
@@ -140,7 +144,6 @@ def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[s
 
 
 def _origin(run: Run, found: Mapping[str, Curve]) -> int:
-    """When the run began; else its first value."""
     return run.tables.run.started_ns or min((int(curve.times_ns[0]) for curve in found.values()), default=0)
 
 
@@ -184,7 +187,6 @@ def _other(context: PageContext, run: Run, name: str) -> Other:
 def _group(
     shown: Shown, key: str, charts: Mapping[str, Sequence[str]], most: int, ids: Counter[str]
 ) -> Iterator[Block]:
-    """The charts of a group, and how many more there are."""
     drawn = [made for title, names in list(charts.items())[:most] if (made := _chart(shown, title, names, ids))]
     title = key or "Without a group"
     said = f"{title}: {words.things(len(drawn), 'chart')}"
@@ -199,7 +201,6 @@ def _group(
 
 
 def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) -> Block | None:
-    """The chart of curves that stand together; None where no value is on the axis."""
     holds = curves.holds(names[0])
     drawn = []
     for run in (Other("", shown.curves, shown.origin_ns), *shown.others):
@@ -256,7 +257,6 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
 
 
 def _left_out(shown: Shown) -> Iterator[Mapping[str, Any]]:
-    """Stretches of steps that count for no timing."""
     for gap in shown.gaps[:: -(-len(shown.gaps) // MARKS)]:
         low, high = gap.steps if shown.over == STEP else ((at - shown.origin_ns) / SECOND for at in gap.times_ns)
         yield blocks.mark(low, high, f"left out: {REASONS[gap.reason]}")
@@ -298,7 +298,6 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
 
 
 def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """At most some of each kind, evenly, and what was left out."""
     labels: dict[float, list[str]] = {}
     left_out = []
     for kind in dict.fromkeys(moment.kind for moment in found):
@@ -404,11 +403,3 @@ def _matrix(
         sync=SYNC[STEP],
         select="steps",
     )
-
-
-def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
-    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
-    made = blocks.rows_table(context, "curves", rows)
-    for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):
-        column["unit_key"] = "unit"
-    return made

@@ -54,8 +54,14 @@ def ranks(context: PageContext) -> list[Block]:
     verdict = context.base.many_ranks
     if verdict is not None:
         return list(_many(context, verdict))
-    facts = context.base.analysis.ranks
-    return [_why_empty(context)] if facts is None else list(_few(context, facts))
+    facts, known = context.base.analysis.ranks, context.base.analysis.run.ranks
+    if facts is not None:
+        return list(_few(context, facts))
+    if len(known) > 1:
+        why = f"Too few steps that count are known of all {len(known)} ranks; the page Steps shows each of them."
+        return [blocks.empty("Ranks cannot be laid side by side", why, RECORD)]
+    why = "Nothing stands beside the only rank of this run; see the page Steps."
+    return [blocks.empty("One rank alone", why, RECORD)]
 
 
 def ranks_choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
@@ -68,18 +74,7 @@ def ranks_choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], lis
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
 
-def _why_empty(context: PageContext) -> Block:
-    ranks = context.base.analysis.run.ranks
-    if len(ranks) > 1:
-        why = f"Too few steps that count are known of all {len(ranks)} ranks; the page Steps shows each of them."
-        return blocks.empty("Ranks cannot be laid side by side", why, RECORD)
-    return blocks.empty(
-        "One rank alone", "Nothing stands beside the only rank of this run; see the page Steps.", RECORD
-    )
-
-
 def _few(context: PageContext, facts: RanksFacts) -> Iterator[Block]:
-    """Ranks that were all read in full."""
     source = facts.exchange_source
     waiting = ", ".join(map(words.term, facts.exchange))
     yield blocks.figures(blocks.measures(facts, "ranks-in-full"))
@@ -132,7 +127,6 @@ def _options(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMa
 
 
 def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap], chosen: str) -> Iterator[Block]:
-    """The choice of rows and the maps of what is chosen."""
     options = _options(context, verdict, found)
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
@@ -236,21 +230,15 @@ def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
 
 
 def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
-    """Every host with the one of its ranks that works longest, over the whole run, by each map."""
-    rows: list[dict[str, Any]] = [
-        {"host": name, "ranks": len(members)} | _longest_by_map(found, members) for name, members in _by_host(found[0])
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, members in _by_host(found[0]):
+        rows.append({"host": name, "ranks": len(members)})
+        for one in found:
+            most_ms, rank = _longest(one, members)
+            if rank is not None:
+                rows[-1] |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
     rows.sort(key=lambda row: -max(row.get("host_ms") or 0.0, row.get("device_ms") or 0.0))
     return blocks.rows_table(context, "ranks/hosts", rows)
-
-
-def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for one in found:
-        most_ms, rank = _longest(one, members)
-        if rank is not None:
-            row |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
-    return row
 
 
 def _known(cells: Sequence[float | None]) -> list[float]:

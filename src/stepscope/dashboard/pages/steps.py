@@ -61,7 +61,9 @@ def build(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
         made.append({**blocks.figures(blocks.measures(costs, "fixed"), "Fixed costs of the run"), "folded": True})
-    made += blocks.folded([*_by_process(context, steps), *_ranks(context)])
+    processes_of = series.by_process(steps)
+    by_process = map(asdict, processes_of if len(processes_of) > 1 else ())
+    made += blocks.folded([*blocks.rows_table(context, "processes", by_process), *_ranks(context)])
     if not context.run.tables.metrics.is_empty():
         said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
         made.append(blocks.text(said, link=blocks.link("Metrics", "metrics")))
@@ -158,7 +160,6 @@ def _chart(parts: StepPhases, *, several: bool) -> Block:
 
 
 def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
-    """Stretches of steps that are not steady, with the reason; single first batches would only cover the picture."""
     found = []
     for reason, stretch in groupby(zip(parts.reasons, parts.steps, strict=True), key=itemgetter(0)):
         if reason not in ("steady", "first_batch"):
@@ -271,11 +272,6 @@ def _means(found: list[Overview], context: PageContext) -> list[Block]:
         if summary.share >= SMALLEST
     ]
     return blocks.rows_table(context, "profiled-means", rows, without=() if len(found) > 1 else ("span",))
-
-
-def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
-    found = series.by_process(steps)
-    return blocks.rows_table(context, "processes", map(asdict, found)) if len(found) > 1 else []
 
 
 def _ranks(context: PageContext) -> list[Block]:

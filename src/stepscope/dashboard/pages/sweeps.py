@@ -81,15 +81,13 @@ def screen(document: Row) -> list[list[Block]]:
         blocks.text(blocks.sentence(_protocol(document)), "note"),
     ]
     ranked = [[*_decides(context, document, found)] for found in document["importances"]]
-    return [
-        [*head, *_conclusion(document)],
-        *ranked,
-        [*_in_digits(_trials(context, document, _ranked(document), sorted_by="best first"))],
-    ]
+    trials = _trials(context, document, _ranked(document), sorted_by="best first")
+    for row in (row for table in trials for row in table["rows"]):  # of any size, and often close to each other
+        row |= {key: say.number(value) for key, value in row.items() if key[:1] in "pm" and key[1:].isdecimal()}
+    return [[*head, *_conclusion(document)], *ranked, trials]
 
 
 def _conclusion(document: Row) -> Iterator[Block]:
-    """The best trial, and the front where there are two metrics."""
     if document["stopped"]:
         yield blocks.text(f"The sweep was stopped: {document['stopped']}.", "warning")
     best, names, front = document["best"], metrics(document), document["front"]
@@ -130,7 +128,6 @@ def _protocol(document: Row) -> str:
 
 
 def _values(document: Row, trial: Row) -> list[float | None]:
-    """The values of the metrics in their order, None for each it has not."""
     own = [*trial["values"], *[None] * len(document["metrics"])]
     return own[: len(document["metrics"])]
 
@@ -183,16 +180,7 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
     return rows_table(context, "trials", rows, columns_of=columns, notes=notes)
 
 
-def _in_digits(tables: list[Block]) -> list[Block]:
-    """Values of any size, and often close to each other: more digits than a terminal gives other figures."""
-    for table in tables:
-        for row in table["rows"]:
-            row |= {key: say.number(value) for key, value in row.items() if key[:1] in "pm" and key[1:].isdecimal()}
-    return tables
-
-
 def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterator[Block]:
-    """What decides a metric: a sentence, bars with their intervals, and pairs."""
     yield blocks.text(_ranking(found))
     important = found["important"]
     rows = [
@@ -232,7 +220,6 @@ def _done(document: Row) -> list[Row]:
 
 
 def _lines(document: Row) -> Iterator[Block]:
-    """Every finished trial as a line through the axes of all parameters and metrics."""
     trials = _done(document)
     if len(trials) < 2:
         return
@@ -288,7 +275,6 @@ def _position(param: Row, value: Any) -> float | None:
 
 
 def _axis(param: Row) -> str:
-    """The label of the axis of a picture."""
     places = _places(param) or {}
     if any(str(choice) != f"{at:g}" for choice, at in places.items()):
         return f"{param['name']}: {', '.join(f'{at:g} = {choice}' for choice, at in places.items())}"
@@ -303,7 +289,6 @@ def _by_importance(document: Row) -> list[Row]:
 
 
 def _slices(document: Row) -> Iterator[Block]:
-    """The metric over each parameter alone."""
     trials, metric = _done(document), metrics(document)[0]
     for at, param in enumerate(_by_importance(document)[:SLICES]):
         placed = [(_position(param, trial["params"].get(param["name"])), trial["value"]) for trial in trials]
@@ -372,7 +357,6 @@ def _between(places: Sequence[float], number: float) -> float:
 
 
 def _row(param: Row, places: Sequence[float], value: Any) -> float | None:
-    """Where a value lies along the rows, from 0 at the upper edge of the first to their number."""
     place, count = _position(param, value), len(places)
     if place is None:
         return None
