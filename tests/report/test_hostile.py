@@ -21,7 +21,7 @@ from stepscope.report import experiment_report
 from stepscope.report.document import build
 from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
-from tests.report import fabricate_experiment
+from tests.report import fabricate_experiment as tried
 from tests.report.fabricate import analysis, finding, kept, run_facts, write_script
 from tests.report.fabricate_compilers import view, xla_view
 from tests.report.test_terminal import HOSTILE, shown
@@ -111,8 +111,18 @@ def test_colours_are_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_an_experiment_is_shown_not_obeyed(tmp_path: Path, encoding: str) -> None:
-    found = fabricate_experiment.hostile(HOSTILE, tmp_path)
-    no_harm(fabricate_experiment.shown(found, encoding=encoding))
+    applied = AppliedKnob("gc", "off", False, reason="why", file="train.py", line=1)
+    whole = tried.experiment(
+        by_hand=(tried.BY_HAND,),
+        noise=tried.self_test().noise,
+        tried=(replace(tried.FASTER, applied=(applied,)), *tried.KEPT.tried[:3]),
+        notes=("a note",),
+        stopped="spent",
+        source="a run",
+        finished=False,
+    )
+    found = hostile(whole, (*OURS, "schema", "word", "figure", "headline", "effects"))
+    no_harm(tried.shown(found, encoding=encoding))
     write_script(tmp_path)
     report = build(analysis(tmp_path), Diagnosis((), ()))
     document = experiment_report.experiment_document(found)

@@ -30,26 +30,6 @@ from stepscope.report.sentences import groups, refused, trial_line
 Row = Mapping[str, Any]
 
 RECORD = "Record a training run, or open traces of torch.profiler with operators and steps in them."
-# pages that show more of a finding, by its rule, else by its category
-PAGES_OF = {
-    "input": ("steps", "timeline", "flame"),
-    "input.loader_bound": ("steps", "timeline", "system"),
-    "host": ("flame", "timeline", "operators"),
-    "sync": ("timeline", "operators", "kernels"),
-    "launch": ("timeline", "kernels", "operators"),
-    "compute": ("kernels", "operators", "modules"),
-    "memory": ("memory", "steps"),
-    "transfer": ("timeline", "kernels", "operators"),
-    "communication": ("gpu", "timeline", "steps"),
-    "communication.late_ranks": ("ranks", "flame", "timeline"),
-    "communication.hang": ("hang", "flame"),
-    "communication.straggler": ("ranks", "steps", "timeline", "gpu"),
-    "communication.unbalanced_work": ("ranks", "steps", "timeline"),
-    "compile": ("compiles", "steps"),
-    "io": ("flame", "steps", "timeline"),
-    "system": ("system", "steps"),
-    "system.profiler_overhead": ("steps", "environment"),
-}
 EVERYWHERE = ("steps", "timeline")  # of a category that the table does not know
 FINDINGS, NOTES = 3, 3  # in a line each
 POINTS = 160  # of a curve: a small one has fewer pixels than three times that
@@ -139,7 +119,8 @@ def _head(report: Report) -> Iterator[Block]:
 
 
 def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = False) -> dict[str, Any]:
-    wanted = PAGES_OF.get(row["rule"]) or PAGES_OF.get(row["category"]) or EVERYWHERE
+    known = blocks.LAYOUT.of_findings
+    wanted = known.get(row["rule"]) or known.get(row["category"]) or EVERYWHERE
     links = [blocks.link(PAGES[key].title, key) for key in wanted if not PAGES[key].empty(context)]
     return card(row, report, context.shorten, links, risk=risk)
 

@@ -22,7 +22,6 @@ from stepscope.analyze.pictures.curve_lines import SECOND, Line, Moment, Points
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, processes, traced
-from stepscope.dashboard.pages.steps import REASONS
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import words
 
@@ -238,7 +237,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
     if shown.gaps and any(curve.source == curves.STEPS for _, curve, *_ in drawn):
         marks += _left_out(shown)
         counts = Counter(gap.reason for gap in shown.gaps for _ in range(gap.length))
-        said = (f"{words.things(count, 'step')} {REASONS[reason]}" for reason, count in counts.items())
+        said = (f"{words.things(count, 'step')} {words.STEP_REASONS[reason]}" for reason, count in counts.items())
         notes.append(f"Left out: {', '.join(said)}.")
     return blocks.chart(
         f"m-{slug}" + (f"-{ids[slug]}" if ids[slug] > 1 else ""),
@@ -259,7 +258,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
 def _left_out(shown: Shown) -> Iterator[Mapping[str, Any]]:
     for gap in shown.gaps[:: -(-len(shown.gaps) // MARKS)]:
         low, high = gap.steps if shown.over == STEP else ((at - shown.origin_ns) / SECOND for at in gap.times_ns)
-        yield blocks.mark(low, high, f"left out: {REASONS[gap.reason]}")
+        yield blocks.mark(low, high, f"left out: {words.STEP_REASONS[gap.reason]}")
 
 
 def _label(title: str, name: str, several: int) -> str:

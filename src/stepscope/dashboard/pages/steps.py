@@ -31,17 +31,6 @@ POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
 MANY = 120  # steps from which areas are read more easily than bars
 MAX_MARKS = 24
-REASONS = {
-    "steady": "steady",
-    "warmup": "warm-up",
-    "first_batch": "first batch of an epoch",
-    "window": "under the profiler",
-    "monitor": "with monitors, of --watch or an alarm",
-    "compile": "compiling",
-    "profiler": "the script's profiler starts or stops in it",
-    "incomplete": "at the end of the trace, its device work not recorded whole",
-}
-EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
 RECORD = "Record the training with stepscope, or mark its steps with stepscope.step() or torch.profiler's step()."
 
 
@@ -126,7 +115,7 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
     ranks = f" of {len(facts.ranks)} ranks together" if len(facts.ranks) > 1 else ""
     text = f"Steady {words.term(facts.kind)} steps{ranks}, cut by {words.signal(facts.signal)}."
-    out = [f"{count} {REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
+    out = [f"{count} {words.STEP_REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
     if out:
         text += f" Not counted: {', '.join(out)}."
     if context.scope.worker is not None and len(facts.ranks) > 1:
@@ -164,7 +153,7 @@ def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
     for reason, stretch in groupby(zip(parts.reasons, parts.steps, strict=True), key=itemgetter(0)):
         if reason not in ("steady", "first_batch"):
             steps = [step for _, step in stretch]
-            found.append(blocks.mark(steps[0], steps[-1], REASONS.get(reason, words.term(reason))))
+            found.append(blocks.mark(steps[0], steps[-1], words.STEP_REASONS.get(reason, words.term(reason))))
     found.sort(key=lambda row: float(row["from"] - row["to"]))  # the widest first
     return sorted(found[:MAX_MARKS], key=lambda row: float(row["from"]))
 
@@ -188,7 +177,7 @@ def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> li
         {
             **asdict(row),
             "phase_extra_ms": row.phase_extra_ms if row.phase else None,
-            "reason": REASONS.get(row.reason, words.term(row.reason)),
+            "reason": words.STEP_REASONS.get(row.reason, words.term(row.reason)),
             "events": ", ".join(_event(event) for event in row.events) or None,
             "range": f"{row.step}:{row.step}",
         }
@@ -203,7 +192,7 @@ def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> li
 
 def _event(event: Any) -> str:
     name = f" {event.name}" if event.name and event.kind != "gc" else ""
-    return f"{EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
+    return f"{words.STEP_EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
 
 
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
