@@ -8,9 +8,9 @@ what is shown of it has passed the types once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ NAME = "experiment.json"
 MAX_BYTES = 32 * 1024 * 1024  # of a file that is read; ours are well below one
 MAX_ROWS = 200
 
-Row = Mapping[str, Any]
+T = TypeVar("T")
 _KEPT = (
     *("schema", "finished", "stopped", "protocol", "skipped", "by_hand", "effects", "noise", "notes"),
     *("repeat", "source", "folder", "cwd", "runs", "wall_s"),
@@ -81,16 +81,24 @@ def loads(data: bytes) -> Experiment:
 
 def load(path: Path) -> Experiment:
     """Read an experiment.json, or the one in a folder; raises `UnreadableInputError`."""
-    file = path / NAME if path.is_dir() else path
+    return load_document(path, NAME, MAX_BYTES, loads)
+
+
+def load_document(path: Path, name: str, most_bytes: int, read: Callable[[bytes], T]) -> T:
+    """What `read` makes of a file, or of the one of this name in a folder; raises `UnreadableInputError`."""
+    file = path / name if path.is_dir() else path
+    what = name.partition(".")[0]
     try:
         with open_regular(file, follow=True) as handle:
-            data = handle.read(MAX_BYTES + 1)
+            data = handle.read(most_bytes + 1)
     except OSError as error:
-        raise UnreadableInputError(f"{file}: {error.strerror}; name the folder of an experiment") from None
-    if len(data) > MAX_BYTES:
-        raise UnreadableInputError(f"{file}: larger than any experiment of ours; name another file")
+        raise UnreadableInputError(
+            f"{file}: {error.strerror}; name the folder of {'an' if what[0] in 'aeiou' else 'a'} {what}"
+        ) from None
+    if len(data) > most_bytes:
+        raise UnreadableInputError(f"{file}: larger than any {what} of ours; name another file")
     try:
-        return loads(data)
+        return read(data)
     except UnreadableInputError as error:
         raise UnreadableInputError(f"{file}: {error}") from None
 

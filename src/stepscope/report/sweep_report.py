@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
-from stepscope.files import open_regular
 from stepscope.model.sweep import SWEEP_SCHEMA, Sweep
 from stepscope.report import words
+from stepscope.report.experiment_report import load_document
 from stepscope.report.values import json_bytes, plain_rows, plain_value
 
 NAME = "sweep.json"
@@ -66,18 +66,7 @@ def loads(data: bytes) -> Sweep:
 
 def load(path: Path) -> Sweep:
     """Read a sweep.json, or the one in a folder; raises `UnreadableInputError`."""
-    file = path / NAME if path.is_dir() else path
-    try:
-        with open_regular(file, follow=True) as handle:
-            data = handle.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UnreadableInputError(f"{file}: {error.strerror}; name the folder of a sweep") from None
-    if len(data) > MAX_BYTES:
-        raise UnreadableInputError(f"{file}: larger than any sweep of ours; name another file")
-    try:
-        return loads(data)
-    except UnreadableInputError as error:
-        raise UnreadableInputError(f"{file}: {error}") from None
+    return load_document(path, NAME, MAX_BYTES, loads)
 
 
 def number(value: Any) -> str:
