@@ -73,14 +73,10 @@ class Shown(Struct, frozen=True):
 
     def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
         """The last x of all curves."""
+        known = [curve for curve in found.values() if len(curve.steps)]
         if self.over == STEP:
-            return max(int(curve.steps[-1]) for curve in found.values() if len(curve.steps))
-        return (max(int(curve.times_ns[-1]) for curve in found.values() if len(curve.steps)) - origin_ns) / SECOND
-
-    @property
-    def axis(self) -> tuple[str, str]:
-        """Label and unit of x."""
-        return ("step", "number") if self.over == STEP else ("time since the start", "s")
+            return max(int(curve.steps[-1]) for curve in known)
+        return (max(int(curve.times_ns[-1]) for curve in known) - origin_ns) / SECOND
 
 
 def empty(context: PageContext) -> bool:
@@ -244,7 +240,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         title,
         "line",
         sentence=" ".join(sentences),
-        x=(*shown.axis, made.x),
+        x=("step", "number", made.x) if shown.over == STEP else ("time since the start", "s", made.x),
         y=(title, unit),
         series=series,
         marks=marks,

@@ -7,7 +7,7 @@ nor a file grows with their number. Ranks that were all read in full are shown s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -96,7 +96,10 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
         yield blocks.text(blocks.sentence(text), "note" if number else tone)
     yield blocks.text(blocks.sentence(f"layout: {verdict.layout}"), "note")
     yield blocks.figures(blocks.measures(verdict, "ranks"))
-    yield from _stragglers(context, verdict)
+    late = verdict.stragglers
+    rows = [{**asdict(one), "what": _what(one), "place": one.place and asdict(one.place)} for one in late]
+    notes = [f"Compared with {peers}." for peers in dict.fromkeys(one.peers for one in late)]
+    yield from blocks.rows_table(context, "late", rows, notes=notes)
     yield from _view(context, verdict, found, chosen)
     if found:
         yield from _hosts(context, found)
@@ -151,14 +154,6 @@ def _what(late: Straggler) -> str:
     return "another rank in each step" if late.kind == "rotating" else "all ranks together"
 
 
-def _stragglers(context: PageContext, verdict: RanksVerdict) -> list[Block]:
-    rows = [
-        {**asdict(late), "what": _what(late), "place": late.place and asdict(late.place)} for late in verdict.stragglers
-    ]
-    notes = [f"Compared with {peers}." for peers in dict.fromkeys(late.peers for late in verdict.stragglers)]
-    return blocks.rows_table(context, "late", rows, notes=notes)
-
-
 def _rows(one: RankMap, verdict: RanksVerdict, view: str) -> list[MapRow]:
     if view == STAGES and one.stages is not None:
         return _grouped(one.stages, lambda stage: f"stage {stage}")
@@ -188,39 +183,32 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
 
 def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
     """A map whose colours begin at "as long as the peers"."""
+    steps = range(len(one.steps))
+    cells = {
+        row.name: [max(_known(one.excess_ms[member][at] for member in row.members), default=None) for at in steps]
+        for row in rows
+    }
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
-        rows = sorted(
-            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: natural(row.name)
-        )
-    several = any(len(row.members) > 1 for row in rows)
-    what = "the one of its ranks that works longest" if several else "the rank"
-    most_ms, row, step = _summit(one, rows)
-    said = f" The most is {words.milliseconds(most_ms)}: {row}, from step {step} on." if most_ms is not None else ""
+        highest = {name: max(_known(row), default=0.0) for name, row in cells.items()}
+        kept = sorted(highest, key=lambda name: -highest[name])[:ROWS]
+        cells = {name: cells[name] for name in sorted(kept, key=natural)}
+    what = "the one of its ranks that works longest" if any(len(row.members) > 1 for row in rows) else "the rank"
+    known = [(most_ms, name, at) for name, row in cells.items() for at in steps if (most_ms := row[at]) is not None]
+    said = ""
+    if known:
+        most_ms, name, at = max(known, key=itemgetter(0))
+        said = f" The most is {words.milliseconds(most_ms)}: {name}, from step {one.steps[at]} on."
     return blocks.drawn(
         "map",
         f"How much longer {what} works than its peers, in ms a step, along the run. From {one.source}.{said}",
         one.steps,
-        [(row.name, [_most(one, row, at) for at in range(len(one.steps))], None) for row in rows],
+        [(name, row, None) for name, row in cells.items()],
         id=id,
         title=one.title,
         y_max=one.notable_ms,
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
-
-
-def _summit(one: RankMap, rows: Sequence[MapRow]) -> tuple[float | None, str, int]:
-    cells = (
-        (most_ms, row.name, one.steps[at])
-        for row in rows
-        for at in range(len(one.steps))
-        if (most_ms := _most(one, row, at)) is not None
-    )
-    return max(cells, key=itemgetter(0), default=(None, "", 0))
-
-
-def _most(one: RankMap, row: MapRow, at: int) -> float | None:
-    return max(_known([one.excess_ms[member][at] for member in row.members]), default=None)
 
 
 def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
@@ -241,7 +229,7 @@ def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
     return blocks.rows_table(context, "ranks/hosts", rows)
 
 
-def _known(cells: Sequence[float | None]) -> list[float]:
+def _known(cells: Iterable[float | None]) -> list[float]:
     return [cell for cell in cells if cell is not None]
 
 
