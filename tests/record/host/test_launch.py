@@ -124,7 +124,7 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
     assert {name: seen.get(name) for name in before} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
     tmp_path: Path, counter: Path, number: signal.Signals
 ) -> None:
