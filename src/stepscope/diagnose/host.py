@@ -63,7 +63,7 @@ class IO(Thresholds):
 
 
 class DRIFT(Thresholds):
-    """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/slow_steps.py`."""
+    """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/sampled_stacks.py`."""
 
     phase: float = 0.5  # a phase with more than half of the growth is named
 
