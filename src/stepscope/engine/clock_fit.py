@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy.lib.stride_tricks import sliding_window_view
 
 from stepscope.tables.arrays import Bools, Floats, Int64
 
@@ -160,9 +161,9 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     place = np.arange(len(x)) * bins // len(x)
     at, series = medians(place, x, bins), medians(place, y, bins)
     noise = DEVIATION * float(np.median(np.abs(np.diff(series)))) / np.sqrt(2)
-    # a lone outlier is no step
-    series[1:-1] = np.median(np.stack([series[:-2], series[1:-1], series[2:]]), axis=0)
-    series[[0, -1]] = series[[1, -2]]
+    # an outlier is no step, nor are two beside each other
+    series[2:-2] = np.median(sliding_window_view(series, 5), axis=1)
+    series[:2], series[-2:] = series[2], series[-3]
     series = series - series.mean()
     forward, backward = _squares(at, series), _squares(at[::-1], series[::-1])[::-1]
     splits = np.arange(_LEAST_BINS, bins - _LEAST_BINS + 1)
