@@ -251,6 +251,8 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
     gain = replayed(analysis, name, kinds.COLLECTIVES)
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
+    view = analysis.views.distributed if analysis.views is not None else None
+    how = "alone" if waiting is None else "missing" if view is not None and view.missing_ranks else ""
     in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
     yield Claim(
         title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
@@ -274,7 +276,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             *(gain.evidence if gain is not None else ()),
         ),
         fix=exposed_fix(waiting, layers),
-        caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
+        caveat=f"{advice('exposed_caveat', how)} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
     )
@@ -308,15 +310,6 @@ def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
         if sync_batch_norms > COLLECTIVES.sync_batch_norms
         else text
     )
-
-
-def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if waiting is None:
-        return "One rank's trace does not tell a transfer from waiting for another rank."
-    if view is not None and view.missing_ranks:
-        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
-    return "Compressed gradients change the numbers; larger buckets take memory."
 
 
 @rule(
