@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analyze.host.stack_selection import PARKED
+from stepscope.analyze.host.hotspots import PARKED
 from stepscope.dashboard import blocks, terminal
 from stepscope.dashboard.blocks import Alone, Row, rows_table
 from stepscope.model.sampled import Hotspots, SampledProcess

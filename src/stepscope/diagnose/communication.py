@@ -18,7 +18,6 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
-    advice,
     always,
     at,
     bare,
@@ -28,7 +27,6 @@ from stepscope.diagnose.rule import (
     ms,
     overviews,
     rule,
-    said,
     spot,
     traced_confidence,
     traces_source,
@@ -251,8 +249,6 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
     gain = replayed(analysis, name, kinds.COLLECTIVES)
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
-    view = analysis.views.distributed if analysis.views is not None else None
-    how = "alone" if waiting is None else "missing" if view is not None and view.missing_ranks else ""
     in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
     yield Claim(
         title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
@@ -276,7 +272,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             *(gain.evidence if gain is not None else ()),
         ),
         fix=exposed_fix(waiting, layers),
-        caveat=f"{advice('exposed_caveat', how)} {in_ceiling} {known}".strip(),
+        caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
     )
@@ -300,16 +296,30 @@ def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
 
 def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
     """By the part of it that is waiting for other ranks, None where unknown, and SyncBatchNorm layers per step."""
-    text = advice("exposed", "")
-    if waiting is None:
-        text = said("exposed", "alone", fix=text)
-    elif waiting >= COLLECTIVES.waiting:
-        text = said("exposed", "waiting", fix=text)
-    return (
-        said("exposed", "norms", fix=text, layers=sync_batch_norms)
-        if sync_batch_norms > COLLECTIVES.sync_batch_norms
-        else text
+    text = (
+        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
+        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
+        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
     )
+    if waiting is None:
+        text += ". Record two ranks or more to see what of it is waiting for a slower rank"
+    elif waiting >= COLLECTIVES.waiting:
+        text = f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {text}"
+    if sync_batch_norms > COLLECTIVES.sync_batch_norms:
+        text += (
+            f". {sync_batch_norms:.0f} SyncBatchNorm layers exchange statistics forward and backward, and nothing can "
+            "hide it: keep them only where a rank's batch is too small for statistics of its own"
+        )
+    return text
+
+
+def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
+    view = analysis.views.distributed if analysis.views is not None else None
+    if waiting is None:
+        return "One rank's trace does not tell a transfer from waiting for another rank."
+    if view is not None and view.missing_ranks:
+        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
+    return "Compressed gradients change the numbers; larger buckets take memory."
 
 
 @rule(

@@ -1,6 +1,7 @@
-"""The calls of an operator as a trace recorded them: shapes, strides, types and the values that are no tensors.
+"""One operator alone: its calls as a trace recorded them, run by `worker.py` in a Python with torch, and its figures.
 
-A trace is read past the tables, which keep shapes and types alone: strides and values are wanted for one operator.
+A trace is read past the tables, which keep shapes and types alone: strides and values are wanted for one operator. The
+interpreter is never one that only the run folder names: a folder may come from anybody.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import comb
+from math import comb, prod
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,11 @@ def calls(rows: Sequence[OperatorRow], traces: Iterable[Path], name: str) -> tup
 
     Raises `UnreadableInputError` for a trace that cannot be read.
     """
-    mine = sorted((row for row in rows if row.name == name), key=_time, reverse=True)
+    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.host_total_ns, reverse=True)
     notes = []
     if len(mine) > SHAPES:
-        rest = sum(map(_time, mine[SHAPES:])) / max(1, sum(map(_time, mine)))
+        times = [row.host_total_ns for row in mine]
+        rest = sum(times[SHAPES:]) / max(1, sum(times))
         notes.append(f"{len(mine) - SHAPES} more lists of input shapes are left out, {rest:.0%} of its time")
     wanted = {row.shapes for row in mine[:SHAPES] if row.shapes is not None}
     found: dict[str, dict[tuple[Argument, ...] | str, None]] = {shapes: {} for shapes in wanted}
@@ -103,10 +105,6 @@ def calls(rows: Sequence[OperatorRow], traces: Iterable[Path], name: str) -> tup
         else:
             made.append(Recorded(row, first, len(layouts)))
     return made, notes
-
-
-def _time(row: OperatorRow) -> int:
-    return row.host_total_ns
 
 
 def _layouts(path: Path, name: str) -> Iterator[tuple[str, tuple[Argument, ...] | str]]:
@@ -139,7 +137,9 @@ def _arguments(given: dict[str, Any]) -> tuple[Argument, ...] | str:
             return "the trace does not hold the types of its inputs"
         if any(isinstance(each, list) for each in size):
             return "it takes a list of tensors, which is not replayed"
-        stride = _contiguous(size) if stride is None or (size and stride == []) else stride
+        if stride is None or (size and stride == []):  # contiguous
+            lengths = [max(1, each) if type(each) is int else 1 for each in size]
+            stride = [prod(lengths[at + 1 :]) for at in range(len(lengths))]
         numbers = (*size, *stride) if isinstance(stride, list) else (-1,)
         if not all(type(each) is int and 0 <= each <= MAX_SIZE for each in numbers) or len(size) != len(stride):
             return "the shapes in the trace are no shapes of a tensor"
@@ -148,14 +148,6 @@ def _arguments(given: dict[str, Any]) -> tuple[Argument, ...] | str:
         text = value if isinstance(value, str) else ""
         made.append(Argument(kind[:80], tuple(size), tuple(stride), text[:2000]))
     return tuple(made)
-
-
-def _contiguous(sizes: list[Any]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(1, size) if type(size) is int else 1
-    return strides[::-1]
 
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -187,17 +179,13 @@ def interpreter(asked: str | None, recorded: str | None, environ: Mapping[str, s
     here = [sys.executable] if importlib.util.find_spec("torch") is not None else []
     known = here + [path for name in ("python", "python3") if (path := shutil.which(name, path=environ.get("PATH")))]
     if recorded is not None:
-        known.sort(key=lambda path: not _same(path, recorded))
+        # one program of one environment: a link of an environment is not the program it leads to
+        known.sort(key=lambda path: os.path.abspath(path) != os.path.abspath(recorded))
     for path in known:
         if path in here or _has_torch(path):
             return path
     which = f", e.g. --python {recorded}, with which it was recorded" if recorded else ""
     raise EnvironmentRefusal(f"no Python here has torch; name the training's with --python{which}")
-
-
-def _same(path: str, other: str) -> bool:
-    """Whether both are one program of one environment: a link of an environment is not the program it leads to."""
-    return os.path.abspath(path) == os.path.abspath(other)
 
 
 def _has_torch(python: str) -> bool:
@@ -231,47 +219,35 @@ def replay(task: Task, recorded: Sequence[Recorded], python: str, notes: Sequenc
     numbers = {id(call): number for number, call in enumerate(asked)}
     made = []
     for call in recorded:
-        number = numbers.get(id(call), -1)
+        number, row = numbers.get(id(call), -1), call.row
         reason = call.reason or reasons.get((number, None))
-        times = () if reason else tuple(
+        times = [] if reason else [
             _times(variant, call, rounds.get((number, index), []), reasons.get((number, index)))
             for index, variant in enumerate(task.variants)
-        )  # fmt: skip
-        made.append(_call(call, _compared(times), reason))
-    notes = [*notes, *_differs(task, said)]
-    place = max(recorded, key=lambda call: call.row.host_total_ns).row.place if recorded else None
-    return OperatorReplay(
-        task.operator, place, tuple(made), _per_step(task, made), said.get("torch"), tuple(said.get("gpus", ())),
-        tuple(notes),
-    )  # fmt: skip
-
-
-def _differs(task: Task, said: Mapping[str, Any]) -> list[str]:
-    """What a reader must know of the Python it ran in."""
-    version = said.get("torch")
-    if version is None or task.trained_with in (None, version):
-        return []
-    return [f"replayed with torch {version}, trained with torch {task.trained_with}; --python names another Python"]
-
-
-def _per_step(task: Task, calls: Sequence[ReplayedCall]) -> tuple[ReplayedStep, ...]:
-    """All calls of a step together, for each variant in which every one of them was timed."""
-    made = []
+        ]  # fmt: skip
+        first = next((each.per_call_ns for each in times if each.per_call_ns), None)
+        ratios = [each.per_call_ns / first if each.per_call_ns is not None and first else None for each in times]
+        times = [msgspec.structs.replace(each, ratio=ratio) for each, ratio in zip(times, ratios, strict=True)]
+        tensors = (each.type for each in call.arguments if each.sizes or each.type not in ("", "Scalar", "ScalarList"))
+        mean = row.host_total_ns / row.calls if row.calls else None
+        made.append(
+            ReplayedCall(
+                row.shapes or "", ", ".join(tensors), row.calls_per_step, mean, call.layouts, tuple(times), reason
+            )
+        )
+    steps = []  # of each variant in which every call of a step was timed
     for index, variant in enumerate(task.variants):
-        times = [call.times[index].per_step_ns if call.times else None for call in calls]
-        if times and None not in times:
-            made.append(ReplayedStep(variant, sum(time for time in times if time is not None)))
-    return tuple(made)
-
-
-def _call(call: Recorded, times: tuple[ReplayTimes, ...], reason: str | None) -> ReplayedCall:
-    types = ", ".join(argument.type for argument in call.arguments if argument.sizes or argument.type not in _VALUES)
-    mean = call.row.host_total_ns / call.row.calls if call.row.calls else None
-    shapes = call.row.shapes or ""
-    return ReplayedCall(shapes, types, call.row.calls_per_step, mean, call.layouts, times, reason)
-
-
-_VALUES = ("", "Scalar", "ScalarList")
+        of_calls = [call.times[index].per_step_ns if call.times else None for call in made]
+        if of_calls and None not in of_calls:
+            steps.append(ReplayedStep(variant, sum(time for time in of_calls if time is not None)))
+    version, trained = said.get("torch"), task.trained_with
+    if version is not None and trained not in (None, version):
+        notes = [
+            *notes, f"replayed with torch {version}, trained with torch {trained}; --python names another Python"
+        ]  # fmt: skip
+    place = max(recorded, key=lambda call: call.row.host_total_ns).row.place if recorded else None
+    gpus = tuple(said.get("gpus", ()))
+    return OperatorReplay(task.operator, place, tuple(made), tuple(steps), version, gpus, tuple(notes))
 
 
 def _times(variant: Variant, call: Recorded, rounds: list[float], reason: str | None) -> ReplayTimes:
@@ -281,16 +257,6 @@ def _times(variant: Variant, call: Recorded, rounds: list[float], reason: str | 
     low, high = interval(rounds)
     per_step = median * call.row.calls_per_step if call.row.calls_per_step is not None else None
     return ReplayTimes(variant, median, low, high, per_step, len(rounds), reason=reason)
-
-
-def _compared(times: tuple[ReplayTimes, ...]) -> tuple[ReplayTimes, ...]:
-    first = next((each.per_call_ns for each in times if each.per_call_ns), None)
-    if first is None:
-        return times
-    return tuple(
-        msgspec.structs.replace(each, ratio=each.per_call_ns / first) if each.per_call_ns is not None else each
-        for each in times
-    )
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -341,20 +307,15 @@ def _answers(task: Task, asked: Sequence[Recorded], python: str) -> list[dict[st
     if why is not None:
         if not answers:
             raise EnvironmentRefusal(f"{python} could not replay anything ({why})")
-        answers += _unanswered(answers, len(asked), len(task.variants), why)
+        known = {(answer.get("call"), answer.get("variant")) for answer in answers}
+        refused = {answer["call"] for answer in answers if "reason" in answer and "variant" not in answer}
+        answers += [  # of each variant of which nothing is known
+            {"call": call, "variant": variant, "reason": f"the process ended: {why}"}
+            for call in range(len(asked))
+            for variant in range(len(task.variants))
+            if call not in refused and (call, variant) not in known
+        ]
     return answers
-
-
-def _unanswered(answers: list[dict[str, Any]], calls: int, variants: int, why: str) -> list[dict[str, Any]]:
-    """A reason for each variant of which nothing is known."""
-    known = {(answer.get("call"), answer.get("variant")) for answer in answers}
-    refused = {answer["call"] for answer in answers if "reason" in answer and "variant" not in answer}
-    pairs = ((call, variant) for call in range(calls) if call not in refused for variant in range(variants))
-    return [
-        {"call": call, "variant": variant, "reason": f"the process ended: {why}"}
-        for call, variant in pairs
-        if (call, variant) not in known
-    ]
 
 
 def _ended(status: int, errors: Any) -> str:

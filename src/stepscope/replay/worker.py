@@ -44,48 +44,12 @@ INDEXED = {
     "gather": ("index", "self", None),
     "take_along_dim": ("indices", "self", None),
     "cross_entropy_loss": ("target", "self", 1),
-    "nll_loss": ("target", "self", 1),
-    "nll_loss_nd": ("target", "self", 1),
-    "nll_loss_forward": ("target", "self", 1),
-    "nll_loss_backward": ("target", "self", 1),
-    "nll_loss2d_forward": ("target", "self", 1),
+    **{"nll_loss" + end: ("target", "self", 1) for end in ("", "_nd", "_forward", "_backward", "2d_forward")},
 }
 # Operators that only move, order or add up what is in a tensor, so that any integers do.
-PLAIN = frozenset(
-    [
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "any",
-        "all",
-        "argmax",
-        "argmin",
-        "sort",
-        "argsort",
-        "topk",
-        "cumsum",
-        "clone",
-        "copy",
-        "to",
-        "_to_copy",
-        "contiguous",
-        "flip",
-        "roll",
-        "repeat",
-        "tile",
-        "tril",
-        "triu",
-        "diff",
-        "prod",
-        "unique",
-        "_unique2",
-        "unique_consecutive",
-        "nonzero",
-        "count_nonzero",
-    ]
+PLAIN = re.compile(
+    "sum|mean|amax|amin|max|min|any|all|argmax|argmin|sort|argsort|topk|cumsum|clone|copy|to|_to_copy|contiguous|flip|roll"
+    "|repeat|tile|tril|triu|diff|prod|unique|_unique2|unique_consecutive|nonzero|count_nonzero"
 )
 POSITIVE_DEFINITE = ("linalg_cholesky", "cholesky", "linalg_cholesky_ex")
 DOMINANT = ("linalg_inv", "inverse", "linalg_solve", "linalg_lu", "linalg_det", "linalg_slogdet", "linalg_ldl",
@@ -276,7 +240,7 @@ class Call:
                 raise NotReplayed("its index has nothing to point at")
             return torch.randint(max(1, bound), (count,), dtype=kind)
         tags = getattr(torch, "Tag", None)
-        plain = self.name in PLAIN or (tags is not None and tags.pointwise in self.function.tags)
+        plain = PLAIN.fullmatch(self.name) is not None or (tags is not None and tags.pointwise in self.function.tags)
         if not plain and not any(one.alias_info for one in self.function._schema.returns):
             raise NotReplayed("what the integers in its input mean is not known")
         return torch.randint(2 if kind == torch.bool else 100, (count,)).to(kind)

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import allocated_memory
-from stepscope.analyze.views.allocated_memory import pair, thinned
+from stepscope.analyze.views.allocated_memory import thinned
 from stepscope.engine.user_code import CodeOptions, UserCode
-from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryCurve, MemoryOperator, MemoryRecording, MemoryState, MemoryView
 from stepscope.read.memory_recordings import read_memory_snapshot, read_memory_timeline
@@ -172,29 +171,6 @@ def test_parts_at_the_peak_sum_to_it(case: tuple[Recorded, list[tuple[int, int]]
     assert found.pairs + found.unpaired_releases == sum(size < 0 for size in sizes)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
-@settings(max_examples=200, deadline=None)
-def test_pairs_are_those_of_a_plain_loop(events: list[tuple[int, bool]]):
-    """Any order of events, lost releases and lone ones included."""
-    found = pair(np.array([key for key, _ in events], np.int64), np.array([opens for _, opens in events], bool))
-    open_blocks: dict[int, int] = {}
-    release, lone, unseen = {}, [], 0
-    for number, (address, opens) in enumerate(events):
-        if opens:
-            if address in open_blocks:
-                release[open_blocks[address]] = number
-                unseen += 1
-            open_blocks[address] = number
-            release[number] = len(events)
-        elif address in open_blocks:
-            release[open_blocks.pop(address)] = number
-        else:
-            lone.append(number)
-    assert dict(zip(found.allocation.tolist(), found.release.tolist(), strict=True)) == release
-    assert found.lone.tolist() == lone
-    assert (found.unseen, found.never) == (unseen, len(events))
-
-
 @given(
     gaps=st.lists(st.integers(0, 10**12), min_size=1, max_size=300),
     seed=st.integers(0, 2**32 - 1),
@@ -223,12 +199,6 @@ PLUGIN: dict[str, dict[tuple[str, str], tuple[Any, ...]]] = {
         (GPU, "aten::empty"): (34000779264, 34000779264, 2694, 34000779264, 34000779264, 2694),
         (GPU, "aten::cudnn_convolution"): (4961150976, 8563458048, 318, 8563458048, 12165765120, 468),
         (GPU, "aten::cudnn_convolution_backward_input"): (1025473536, 8088453120, 312, 8088453120, 15151432704, 462),
-    },
-    "kineto_tb_plugin/resnet50_num_workers_4/worker0.1623212756351.pt.trace.json.gz": {
-        (CPU, "aten::zeros"): (0, 0, 0, 96, 96, 24),
-        (CPU, "MeanBackward1"): (0, 0, 0, 0, 48, 6),
-        (GPU, "aten::cudnn_convolution"): (5151940608, 8562671616, 318, 8562671616, 11973402624, 450),
-        (GPU, "aten::threshold_backward"): (7390494720, 7390494720, 294, 7390494720, 7390494720, 294),
     },
     "hta/df_index_resolver/df_index_resolver.json.gz": {
         (CPU, "CompiledFunctionBackward"): (0, 2480, 310, 0, 2480, 310),
@@ -462,30 +432,6 @@ def test_no_recording_raises(rows: list[tuple[int, int, int, int]], timeline: bo
         recording = replace(recording, address=array("q"), stack=array("q"), category=array("b"))
     found = view_of(recording)
     assert len(found.curves) <= 1
-
-
-SNAPSHOT = pickle.dumps(used().snapshot())
-
-
-@given(st.lists(st.tuples(st.integers(0, len(SNAPSHOT) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
-def test_damaged_snapshots_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
-):
-    data = bytearray(SNAPSHOT)
-    for at, value in changes:
-        data[at] = value
-    path = tmp_path_factory.mktemp("d") / "snapshot.pickle"
-    path.write_bytes(data)
-    try:
-        recordings = read_memory_snapshot(path)
-    except UnreadableInputError:
-        return
-    found = view_of(*recordings)
-    for state in found.states:
-        parts = (state.in_use_bytes, state.rounding_bytes, state.pending_bytes, state.free_bytes)
-        assert state.reserved_bytes == sum(parts)
-        assert min(parts) >= 0
 
 
 @needs_traces

@@ -29,11 +29,7 @@ pytestmark = pytest.mark.torch
 
 def kept(captured: Captured) -> dict[str, list[Any]]:
     """What was written, by name."""
-    captured.finish()
-    found: dict[str, list[Any]] = {}
-    for _source, name, values, _about in captured.curves():
-        found.setdefault(name, []).extend(values)
-    return found
+    return {name: values for (_, name), values in captured.kept().items()}
 
 
 def train(model: Any, optimizer: Any, steps: int = 3) -> None:

@@ -66,42 +66,39 @@ def by_run(traces: Sequence[TraceLosses]) -> list[tuple[str, list[TraceLosses]]]
 
 def device_losses(traces: Sequence[TraceLosses]) -> tuple[DeviceLosses, ...]:
     """One for each run that has a step with device work, by the runs' names."""
-    return tuple(_of_run(run, own) for run, own in by_run(traces))
-
-
-def _of_run(run: str, traces: list[TraceLosses]) -> DeviceLosses:
-    scenes = [one.scene for one in traces]
-    steps = sum(len(scene) for scene in scenes)
-    wall_ns = sum(int((scene.ends - scene.starts).sum()) for scene in scenes)
-    compute_ns = sum(
-        int(intervals.covered(scene.found.covered(KERNEL, FILL), scene.starts, scene.ends).sum()) for scene in scenes
-    )
-    lengths = np.concatenate([one.kernels.lengths for one in traces])
-    # of kernels with a launch of their own; those of a CUDA graph share one
-    launches = [np.unique(one.kernels.launch, return_inverse=True, return_counts=True) for one in traces]
-    shared = np.concatenate([(count[number] > 1) & (row[number] >= 0) for row, number, count in launches])
-    typical = lengths if shared.all() else lengths[~shared]
-    found = (run_loss(kind, [one.by_kind[kind] for one in traces]) for kind in traces[0].by_kind)
-    gpus = (
-        gpu
-        for scene in scenes
-        for number, gpu in sorted(scene.span.gpus.items())
-        if (scene.found.device == number).any()
-    )
-    return DeviceLosses(
-        run=run,
-        traces=tuple(scene.span.ref.label for scene in scenes),
-        ranks=tuple(sorted({scene.span.ref.rank for scene in scenes})),
-        steps=steps,
-        has_steps=all(scene.windows.has_steps for scene in scenes),
-        step_ns=wall_ns / steps,
-        compute_ns_per_step=compute_ns / steps,
-        kernels_per_step=len(lengths) / steps,
-        median_kernel_ns=float(np.median(typical)) if len(typical) else None,
-        filling_share=kernels.filling([one.kernels for one in traces]),
-        batch_size=kernels.batch_size(scenes),
-        has_shapes=any(scene.has("shapes") for scene in scenes),
-        sync_batch_norms_per_step=sum(map(kernels.sync_batch_norms, scenes)) / steps,
-        gpus=tuple(dict.fromkeys(gpus)),
-        losses=tuple(loss for loss in found if loss is not None),
-    )
+    made = []
+    for run, own in by_run(traces):
+        scenes, busy = [one.scene for one in own], [one.kernels for one in own]
+        steps = sum(map(len, scenes))
+        computing = (intervals.covered(one.found.covered(KERNEL, FILL), one.starts, one.ends).sum() for one in scenes)
+        lengths = np.concatenate([one.lengths for one in busy])
+        # of kernels with a launch of their own; those of a CUDA graph share one
+        launches = [np.unique(one.launch, return_inverse=True, return_counts=True) for one in busy]
+        shared = np.concatenate([(count[number] > 1) & (row[number] >= 0) for row, number, count in launches])
+        typical = lengths if shared.all() else lengths[~shared]
+        found = (run_loss(kind, [one.by_kind[kind] for one in own]) for kind in own[0].by_kind)
+        gpus = dict.fromkeys(
+            gpu
+            for scene in scenes
+            for number, gpu in sorted(scene.span.gpus.items())
+            if (scene.found.device == number).any()
+        )
+        one = DeviceLosses(
+            run=run,
+            traces=tuple(scene.span.ref.label for scene in scenes),
+            ranks=tuple(sorted({scene.span.ref.rank for scene in scenes})),
+            steps=steps,
+            has_steps=all(scene.windows.has_steps for scene in scenes),
+            step_ns=sum(int((scene.ends - scene.starts).sum()) for scene in scenes) / steps,
+            compute_ns_per_step=sum(map(int, computing)) / steps,
+            kernels_per_step=len(lengths) / steps,
+            median_kernel_ns=float(np.median(typical)) if len(typical) else None,
+            filling_share=kernels.filling(busy),
+            batch_size=kernels.batch_size(scenes),
+            has_shapes=any(scene.has("shapes") for scene in scenes),
+            sync_batch_norms_per_step=sum(map(kernels.sync_batch_norms, scenes)) / steps,
+            gpus=tuple(gpus),
+            losses=tuple(loss for loss in found if loss is not None),
+        )
+        made.append(one)
+    return tuple(made)

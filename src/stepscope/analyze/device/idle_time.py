@@ -139,8 +139,6 @@ class Idle:
         longest[at[order]] = calls[order]  # of several the last, which is the longest
         return Waits(waits, longest, intervals.merge(under, after), own)
 
-    # ----------------------------------------------------------------------------------------------- losses
-
     def synchronizing(self) -> TraceLoss:
         """Waits of the host, and the copies to the host that it waits for and nothing hides."""
         found, scene, waits = self.scene.found, self.scene, self.waits.times
@@ -212,26 +210,23 @@ class Operations:
         self.told = intervals.merge(scene.host.data, scene.host.compiling)
         rows = host_rows(self.span, _LINALG)
         self._linalg_rows = rows[self.span.is_operator[rows]]
-        self._linalg = self._serial(self._linalg_rows)
+        # calls of linear algebra that leave the device empty for most of their time
+        calls, found = self.span.times(self._linalg_rows), scene.found
+        mine = self._launched_in(self._linalg_rows, calls)
+        at = self._call_of(calls, mine)
+        lengths = (found.end_ns - found.start_ns)[mine]
+        blocks = self.span.series("blocks_per_sm").gather(found.rows[mine]).fill_null(1.0).to_numpy()
+        full = (found.kind[mine] == KERNEL) & (lengths > SHORT_NS) & (blocks >= 1)
+        done = np.bincount(at, lengths, len(calls.starts))
+        busy = np.bincount(at[full], lengths[full], len(calls.starts))
+        serial = busy < BUSY * (done + intervals.covered(gaps, calls.starts, calls.ends))
+        self._linalg = Intervals(calls.starts[serial], calls.ends[serial])
         several = (np.unique(scene.found.device) >= 0).sum() > 1 and len(host_rows(self.span, _DATA_PARALLEL))
         self._distributing_rows = host_rows(self.span, _DISTRIBUTING) if several else np.empty(0, np.int64)
         self._distributing = self.span.times(self._distributing_rows)
         self.times = intervals.merge(self._linalg, self._distributing)
         distributed = self._launched_in(self._distributing_rows, self._distributing)
         self.work = self._launched_in(self._linalg_rows, self._linalg) | distributed
-
-    def _serial(self, rows: Int64) -> Intervals:
-        """Calls of linear algebra that leave the device empty for most of their time."""
-        found, calls = self.scene.found, self.span.times(rows)
-        mine = self._launched_in(rows, calls)
-        at = self._call_of(calls, mine)
-        lengths = (found.end_ns - found.start_ns)[mine]
-        blocks = self.span.series("blocks_per_sm").gather(found.rows[mine]).fill_null(1.0).to_numpy()
-        full = (found.kind[mine] == KERNEL) & (lengths > SHORT_NS) & (blocks >= 1)
-        work = np.bincount(at, lengths, len(calls.starts))
-        busy = np.bincount(at[full], lengths[full], len(calls.starts))
-        serial = busy < BUSY * (work + intervals.covered(self.gaps, calls.starts, calls.ends))
-        return Intervals(calls.starts[serial], calls.ends[serial])
 
     def linear_algebra(self) -> TraceLoss:
         """Calls of linear algebra in which the device mostly waits for the next small piece."""
@@ -294,14 +289,24 @@ def from_host(idle: Idle) -> TraceLoss:
     starts, ends = found.start_ns[slices], found.end_ns[slices]
     exposed = scene.exclusive(flags(len(found), slices))
     shown = intervals.covered(exposed, starts, ends)
-    rows = found.launch[slices]
-    waited = np.zeros(len(slices), np.int64)
-    at, hit = _awaited(idle, rows)
+    launches = found.launch[slices]
+    rows = np.maximum(launches, 0)
+    around = span.parent[rows]
+    # for each launch of a copy the first wait behind its start, and whether the same operator waits there
+    waits = idle.waits_in.times
+    inside = (around >= 0) & span.is_operator[np.maximum(around, 0)]
+    at = np.searchsorted(waits.ends, span.start_ns[rows], side="right")
+    hit = (launches >= 0) & (at < len(waits.starts))
+    hit[hit] = waits.starts[at[hit]] < span.ends(np.where(inside, around, rows))[hit]
     first = np.flatnonzero(hit)[np.unique(at[hit], return_index=True)[1]]
+    waited = np.zeros(len(slices), np.int64)
     waited[first] = idle.waits_in.idle_ns[at[first]]
+    # whether the operator around a launch waits with a call of its own, or the call itself is no async one
+    calls = idle.calls[span.names.containing("Synchronize")[idle.calls]]
+    at_once = span.names.pick(["async" in name.lower() for name in span.names.values])[rows]
+    synced = (launches >= 0) & (((around >= 0) & np.isin(around, span.parent[calls])) | ~at_once)
     pageable, pinned = (span.names.containing(kind)[found.rows[slices]] for kind in ("Pageable", "Pinned"))
     weights = shown + waited
-    synced = _synced(idle, rows)
     pinning = intervals.intersect(idle.pinning, scene.inside)
     pinned_ns = intervals.covered(pinning, span.start_ns[idle.pin_rows], span.ends(idle.pin_rows))
     details = {
@@ -321,31 +326,8 @@ def from_host(idle: Idle) -> TraceLoss:
     times = intervals.merge(exposed, intervals.intersect(idle.waits_in.idle, scene.inside), pinning)
     pins = pinned_ns > 0
     named = np.concatenate([found.rows[slices], idle.pin_rows[pins]])
-    rows, weights = np.concatenate([rows, idle.pin_rows[pins]]), np.concatenate([weights, pinned_ns[pins]])
+    rows, weights = np.concatenate([launches, idle.pin_rows[pins]]), np.concatenate([weights, pinned_ns[pins]])
     return TraceLoss(scene, times, rows, weights, named, details)
-
-
-def _awaited(idle: Idle, launches: Int64) -> tuple[Int64, Bools]:
-    """For each launch of a copy the first wait behind its start, and whether the same operator waits there."""
-    span, waits = idle.scene.span, idle.waits_in.times
-    rows = np.maximum(launches, 0)
-    around = span.parent[rows]
-    inside = (around >= 0) & span.is_operator[np.maximum(around, 0)]
-    ends = np.where(inside, span.ends(np.maximum(around, 0)), span.ends(rows))
-    at = np.searchsorted(waits.ends, span.start_ns[rows], side="right")
-    hit = (launches >= 0) & (at < len(waits.starts))
-    hit[hit] = waits.starts[at[hit]] < ends[hit]
-    return at, hit
-
-
-def _synced(idle: Idle, launches: Int64) -> Bools:
-    """Whether the operator around a copy's launch waits with a call of its own, or the call itself is no async one."""
-    span = idle.scene.span
-    waits = idle.calls[span.names.containing("Synchronize")[idle.calls]]
-    rows = np.maximum(launches, 0)
-    around, waiting = span.parent[rows], span.parent[waits]
-    at_once = span.names.pick(["async" in name.lower() for name in span.names.values])[rows]
-    return np.logical_and(launches >= 0, ((around >= 0) & np.isin(around, waiting)) | ~at_once)
 
 
 def on_devices(idle: Idle) -> TraceLoss:
@@ -447,8 +429,6 @@ class _Launches:
         own = intervals.merge(self.scene.host.operators, Intervals(gaps.starts[short], gaps.ends[short]))
         return intervals.intersect(intervals.intersect(rest, intervals.merge(*ranges)), own)
 
-    # ----------------------------------------------------------------------------------------- whole operations
-
     def optimizer(self) -> TraceLoss:
         """Idle time in an optimizer that is not fused, and the time of its kernels that fusing would leave out."""
         found = self.found
@@ -487,8 +467,6 @@ class _Launches:
         }
         return TraceLoss(scene, intervals.merge(idle, work), rows, weights, self.idle.operators(rows), details)
 
-    # ------------------------------------------------------------------------------------------------- launches
-
     def short(self, *, compiled: bool) -> TraceLoss:
         """Short gaps in which the host prepared the launch that ended them: in compiled functions, or elsewhere."""
         idle, found = self.idle, self.found
@@ -525,14 +503,13 @@ class _Launches:
         # what can cover most of a long gap, without the steps themselves
         slices = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
         slices = slices[~span.is_runtime[slices] & ~span.names.starting("ProfilerStep#")[slices]]
-        rows = np.asarray([self._running(slices, int(gap)) for gap in longest], np.int64)
+        starts, ends = span.start_ns[slices], span.ends(slices)
+        rows = np.full(len(longest), NONE, np.int64)  # the innermost of the slices that covers most of each gap
+        for number, (begin, end) in enumerate(zip(gaps.starts[longest], gaps.ends[longest], strict=True)):
+            over = np.minimum(ends, end) - np.maximum(starts, begin)
+            covering = slices[over >= COVERING * (end - begin)]
+            if len(covering):
+                rows[number] = covering[np.lexsort((covering, span.duration_ns[covering]))[0]]
         longest, rows = longest[rows >= 0], rows[rows >= 0]
         times = intervals.intersect(known, Intervals(gaps.starts[longest], gaps.ends[longest]))
         return TraceLoss(self.scene, times, rows, lengths[longest], rows)
-
-    def _running(self, slices: Int64, gap: int) -> int:
-        """The innermost of the slices of the host that covers most of a gap, -1 for none."""
-        span, start, end = self.span, int(self.idle.gaps.starts[gap]), int(self.idle.gaps.ends[gap])
-        over = np.minimum(span.ends(slices), end) - np.maximum(span.start_ns[slices], start)
-        covering = slices[over >= COVERING * (end - start)]
-        return int(covering[np.lexsort((covering, span.duration_ns[covering]))[0]]) if len(covering) else NONE

@@ -87,8 +87,6 @@ class Kernels:
         origin = np.where(self.launch >= 0, self.launch, self.operator)[chosen]
         return TraceLoss(self.scene, self._alone(chosen), origin, self.lengths[chosen], self.rows[chosen], details)
 
-    # ---------------------------------------------------------------------------------------------- products
-
     def products(self) -> TraceLoss:
         """Products and convolutions on ordinary cores, where the device has others as far as the trace tells."""
         having = [number for number, gpu in self.span.gpus.items() if has_tensor_cores(gpu.name, gpu.capability)]
@@ -106,8 +104,6 @@ class Kernels:
 
     def _total(self, chosen: Bools) -> float:
         return float(self.lengths[chosen].sum())
-
-    # --------------------------------------------------------------------------------------------- attention
 
     def attention(self) -> TraceLoss:
         """Kernels between two batched products with a softmax among them, in the order of one thread's launches.
@@ -135,8 +131,6 @@ class Kernels:
                     found_softmax += 1
         details = {"softmax_calls": float(found_softmax), "products_ns": self._total(products)}
         return self._loss(chosen & ~products, details)
-
-    # ------------------------------------------------------------------------------------- layout, pointwise
 
     def layout(self) -> TraceLoss:
         """Conversions between memory layouts around convolutions; `first_ns`: at the first convolution of each step."""
@@ -169,8 +163,6 @@ class Kernels:
         )
         lost, runs = (found[name].to_numpy() for name in ("lost", "runs"))
         return self._loss(lost, {"runs_kernels": float(runs.sum()), "runs_ns": self._total(runs)})
-
-    # ------------------------------------------------------------------------------------------------- tiles
 
     def tiles(self) -> TraceLoss:
         """Of products in 16 bits on tensor cores the time that goes into filling up tiles, where nothing else runs.

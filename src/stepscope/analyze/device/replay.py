@@ -31,7 +31,6 @@ from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene, host_steps, launched_in
-from stepscope.engine.spans import Span
 from stepscope.model import device_losses as kinds
 from stepscope.model.device_losses import Replay, WhatIf
 from stepscope.tables.arrays import NONE, Bools, Int64
@@ -88,8 +87,20 @@ class Graph:
         names, number = np.unique(span.column("stream", self.row), return_inverse=True)
         of_device = np.unique(self.device, return_inverse=True)[1] * len(names) + number
         self.stream = np.unique(of_device, return_inverse=True)[1].astype(np.int64)
-        ahead = self._ahead()
-        self.launch_ns = self._launch_times(span.start_ns[np.maximum(self.launch, 0)], ahead)
+        ahead = np.full(
+            len(order), NONE, np.int64
+        )  # of its stream the one that, of all that began before it, ends last
+        for one in range(int(self.stream.max(initial=NONE)) + 1):
+            own = np.flatnonzero(self.stream == one)
+            latest = np.where(end[own] >= np.maximum.accumulate(end[own]), np.arange(len(own)), 0)
+            ahead[own[1:]] = own[np.maximum.accumulate(latest)[:-1]]
+        # A slice without a launch counts as launched when it began, unless it began right behind the one ahead of it:
+        # then it came with that one. Clocks of host and device may disagree.
+        begin = span.start_ns[np.maximum(self.launch, 0)]
+        self.launch_ns = np.where(self.launch >= 0, np.minimum(begin, start), start)
+        follows = (self.launch < 0) & (ahead >= 0) & (start - end[np.maximum(ahead, 0)] <= CLOSE_NS)
+        for number in np.flatnonzero(follows).tolist():
+            self.launch_ns[number] = min(self.launch_ns[ahead[number]], self.launch_ns[number])
         safe = np.maximum(ahead, 0)
         free = np.where(ahead >= 0, np.minimum(end[safe], start), np.iinfo(np.int64).min)
         ready = np.maximum(free, self.launch_ns)
@@ -119,26 +130,6 @@ class Graph:
         """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
         before, awaited = self.before.tolist(), self.awaited.tolist()
         return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
-
-    def _ahead(self) -> Int64:
-        """For each slice the one of its stream that, of all that began before it, ends last."""
-        ahead = np.full(len(self), NONE, np.int64)
-        for one in range(int(self.stream.max(initial=NONE)) + 1):
-            own = np.flatnonzero(self.stream == one)
-            ends = self.end_ns[own]
-            latest = np.where(ends >= np.maximum.accumulate(ends), np.arange(len(own)), 0)
-            ahead[own[1:]] = own[np.maximum.accumulate(latest)[:-1]]
-        return ahead
-
-    def _launch_times(self, begin: Int64, ahead: Int64) -> Int64:
-        """`begin` where there is a launch. A slice without one counts as launched when it began, unless it began right
-        behind the one ahead of it: then it came with that one."""
-        launch, start = self.launch, self.start_ns
-        times = np.where(launch >= 0, np.minimum(begin, start), start)  # clocks of host and device may disagree
-        follows = (launch < 0) & (ahead >= 0) & (start - self.end_ns[np.maximum(ahead, 0)] <= CLOSE_NS)
-        for number in np.flatnonzero(follows).tolist():
-            times[number] = min(times[ahead[number]], times[number])
-        return times
 
     def _held_by(self, ready: Int64) -> Int64:
         """For each slice that was ready but did not start the slice of another stream it started right behind."""
@@ -238,7 +229,11 @@ class _Calls:
             number = self.last_of.get(row, NONE)
             if number >= 0 and self.slices.start_ns[number] < finish:
                 return [(number, finish - int(self.slices.start_ns[number]))], False
-        last = self._ended_last(begin, finish)
+        # of the slices launched before the call that end while it lasts the last one
+        first, behind = np.searchsorted(self.ends, [begin, finish], side="right").tolist()
+        near = self.by_end[max(first, behind - LOOKED_AT) : behind]
+        near = near[self.slices.launch_ns[near] <= begin]
+        last = int(near[-1]) if len(near) else NONE
         if kind == _ON_DEVICE:
             return self._on_device(last, begin, finish), False
         if kind == _ON_STREAM and last < 0:
@@ -255,13 +250,6 @@ class _Calls:
             if at >= 0 and same and self.slices.end_ns[own[at]] <= finish + RETURN_NS:
                 found.append((int(own[at]), _WHOLE))
         return found
-
-    def _ended_last(self, begin: int, finish: int) -> int:
-        """Of the slices launched before a call that end while it lasts the last one, NONE for none."""
-        first, last = np.searchsorted(self.ends, [begin, finish], side="right").tolist()
-        near = self.by_end[max(first, last - LOOKED_AT) : last]
-        near = near[self.slices.launch_ns[near] <= begin]
-        return int(near[-1]) if len(near) else NONE
 
     def _same_operator(self, row: int, begin: int, finish: int) -> int:
         """The last slice that the operator around a call launched before it, as `.item()` copies and then waits."""
@@ -323,7 +311,6 @@ class Replayed:
         self.start_ns, self.end_ns = _array(self._starts), _array(self._ends)
 
     def _run(self, kept: list[int], position: list[int]) -> None:
-        """Every slice, and every wait where its turn comes."""
         starts, ends, shifts = self._starts, self._ends, self._shifts
         columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *self._graph.links)
         rows = zip(*columns, self._durations, strict=True)
@@ -351,7 +338,6 @@ class Replayed:
         return self._starts[number] + min(length, reach)
 
     def _wait(self, wait: int) -> None:
-        """The next wait, `wait` of the graph."""
         graph, base = self._graph, int(self._base_ns[len(self._finished)])
         begin = base + self._shifts[-1]
         done = max((self._reached(*one) for one in graph.wait_for[wait]), default=begin)
@@ -440,12 +426,10 @@ class _Trace:
         return int(intervals.covered(held, self._starts, self._ends).sum())
 
     def without(self, kind: str) -> Int64:
-        """Without a loss; as recorded where the trace holds nothing of it."""
         return self._played(self.changes[kind]) if kind in self.changes else self.unchanged
 
     @cached_property
     def never_late(self) -> Int64:
-        """With a host that is never late."""
         return self._played(self._prepared_at_once)
 
     def never_late_without(self, kind: str) -> Int64:
@@ -464,8 +448,6 @@ class _Trace:
         first = int(min(slices.launch_ns.min(), slices.start_ns.min()))
         cut = intervals.complement(self._otherwise, first, int(slices.end_ns.max()))
         return Change(cut, at_once=np.ones(len(slices), bool))
-
-    # --------------------------------------------------------------------------------------------- what is left out
 
     def _of_host(self) -> Iterator[tuple[str, Change]]:
         host, idle, losses = self.scene.host, self.lost.idle, self.lost.by_kind
@@ -540,6 +522,9 @@ class _Trace:
         return np.isin(self.slices.row, rows)
 
 
+_LENGTHS = ("recorded", "unchanged")
+
+
 class Played(Replay):
     """The replay of a run's traces: each what-if is played when it is first asked for."""
 
@@ -582,8 +567,34 @@ def replays(traces: Sequence[TraceLosses]) -> tuple[Replay, ...]:
     """One for each run of which a trace can be replayed, by the runs' names."""
     sizes = np.cumsum([min(len(one.scene.found), MAX_SLICES) for one in traces])
     fitting = {one.scene.span for one, size in zip(traces, sizes, strict=True) if size <= MAX_SLICES_OF_ALL}
-    found = (_of_run(run, own, fitting) for run, own in by_run(traces))
-    return tuple(one for one in found if one is not None)
+    made = []
+    for run, own in by_run(traces):
+        found, left_out = [], []
+        for one in own:
+            graph = graph_of(one) if one.scene.span in fitting else None
+            trace = None if graph is None else _Trace(one, graph)
+            if trace is None or trace.recorded.sum() <= 0 or _residual([trace]) > MAX_RESIDUAL:
+                left_out.append(one.scene.span.ref.label)
+            else:
+                found.append(trace)
+        if found:
+            recorded, unchanged = (_mean_and_median(getattr(one, name) for one in found) for name in _LENGTHS)
+            steps = sum(len(one.recorded) for one in found)
+            known = Played(
+                found,
+                run=run,
+                traces=tuple(one.scene.span.ref.label for one in found),
+                left_out=tuple(left_out),
+                steps=steps,
+                recorded_mean_ns=recorded[0],
+                recorded_median_ns=recorded[1],
+                unchanged_mean_ns=unchanged[0],
+                unchanged_median_ns=unchanged[1],
+                residual=_residual(found),
+                unexplained_ns=sum(one.unexplained_ns() for one in found) / steps,
+            )
+            made.append(known)
+    return tuple(made)
 
 
 def graph_of(lost: TraceLosses) -> Graph | None:
@@ -593,33 +604,6 @@ def graph_of(lost: TraceLosses) -> Graph | None:
     return Graph(lost.scene, lost.idle.calls, count) if count else None
 
 
-def _of_run(run: str, traces: list[TraceLosses], fitting: set[Span]) -> Replay | None:
-    found, left_out = [], []
-    for one in traces:
-        graph = graph_of(one) if one.scene.span in fitting else None
-        trace = None if graph is None else _Trace(one, graph)
-        if trace is None or trace.recorded.sum() <= 0 or _residual(trace.recorded, trace.unchanged) > MAX_RESIDUAL:
-            left_out.append(one.scene.span.ref.label)
-        else:
-            found.append(trace)
-    if not found:
-        return None
-    recorded = np.concatenate([one.recorded for one in found])
-    unchanged = np.concatenate([one.unchanged for one in found])
-    return Played(
-        found,
-        run=run,
-        traces=tuple(one.scene.span.ref.label for one in found),
-        left_out=tuple(left_out),
-        steps=len(recorded),
-        recorded_mean_ns=float(recorded.mean()),
-        recorded_median_ns=float(np.median(recorded)),
-        unchanged_mean_ns=float(unchanged.mean()),
-        unchanged_median_ns=float(np.median(unchanged)),
-        residual=_residual(recorded, unchanged),
-        unexplained_ns=sum(one.unexplained_ns() for one in found) / len(recorded),
-    )
-
-
-def _residual(recorded: Int64, unchanged: Int64) -> float:
-    return float(np.abs(unchanged - recorded).sum() / recorded.sum())
+def _residual(found: Sequence[_Trace]) -> float:
+    apart = sum(int(np.abs(one.unchanged - one.recorded).sum()) for one in found)
+    return apart / sum(int(one.recorded.sum()) for one in found)

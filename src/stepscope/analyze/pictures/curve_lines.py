@@ -84,7 +84,12 @@ def held(points: Points, end: float) -> Points:
 
 def lines(drawn: Sequence[Points], limit: int, window: int = 0) -> Lines:
     """Curves on one axis, of each at most about `limit` points of its own; smoothed over `window` values."""
-    kept = [points.x[_kept(points.values, limit)] for points in drawn]
+    kept = []
+    for points in drawn:
+        finite = np.where(np.isfinite(points.values), points.values, np.nan)
+        odd = np.flatnonzero(np.isnan(finite))
+        first = np.unique(odd * limit // max(len(finite), 1), return_index=True)[1]  # of each stretch
+        kept.append(points.x[sorted({*positions(finite, limit), *odd[first].tolist()})])
     x = np.unique(np.concatenate(kept)) if kept else np.empty(0)
     made: list[Line] = []
     smooth: list[Line] = []
@@ -93,18 +98,13 @@ def lines(drawn: Sequence[Points], limit: int, window: int = 0) -> Lines:
         there = np.flatnonzero(points.x[at] == x)
         made.append(_line(len(x), there, points.values[at[there]]))
         if window:
-            smooth.append(_line(len(x), there, _means(points.values, at[there], window))._replace(odd=[]))
+            # the mean of the last finite values; where the value itself is none, its mark says so
+            finite = np.flatnonzero(np.isfinite(points.values))
+            ends, known = np.searchsorted(finite, at[there], side="right"), points.values[finite]
+            means = [known[max(0, end - window) : end].mean() if end else np.nan for end in ends.tolist()]
+            shown = np.where(np.isfinite(points.values[at[there]]), np.array(means, np.float64), np.nan)
+            smooth.append(_line(len(x), there, shown)._replace(odd=[]))
     return Lines(x.tolist(), made, smooth)
-
-
-def _kept(values: Floats, limit: int) -> list[int]:
-    finite = np.where(np.isfinite(values), values, np.nan)
-    kept = set(positions(finite, limit))
-    odd = np.flatnonzero(np.isnan(finite))
-    if len(odd):
-        stretches = odd * limit // len(values)
-        kept.update(odd[np.unique(stretches, return_index=True)[1]].tolist())
-    return sorted(kept)
 
 
 def _line(length: int, there: Any, values: Floats) -> Line:
@@ -123,16 +123,6 @@ def word(value: float) -> str:
     return "NaN" if np.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def _means(values: Floats, wanted: Any, window: int) -> Floats:
-    """The mean of the last `window` finite values at each of the positions `wanted`; not finite before the first."""
-    finite = np.flatnonzero(np.isfinite(values))
-    ends = np.searchsorted(finite, wanted, side="right")
-    known = values[finite]
-    means = [known[max(0, end - window) : end].mean() if end else np.nan for end in ends.tolist()]
-    # where the value itself is none, its mark says so
-    return np.where(np.isfinite(values[wanted]), np.array(means, np.float64), np.nan)
-
-
 def heat(found: Mapping[str, Curve], limit: int) -> Lines:
     """Layers beside each other on the steps, at most `limit` columns: each the highest of its stretch of steps."""
     drawn = [on_steps(curve) for curve in found.values()]
@@ -149,9 +139,6 @@ def heat(found: Mapping[str, Curve], limit: int) -> Lines:
         there = np.flatnonzero(most != -np.inf)
         made.append(_line(len(firsts), there, np.where(most[there] == lowest, -np.inf, most[there])))
     return Lines(x[firsts].tolist(), made, [])
-
-
-# ---- what happened ---------------------------------------------------------------------------------------------------
 
 
 def moments(tables: Tables, labelled: LabelledSteps, process: str | None) -> list[Moment]:

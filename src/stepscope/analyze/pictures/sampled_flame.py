@@ -1,7 +1,11 @@
-"""Flame graphs of sampled stacks: one tree for everything, and one per phase, kind of process and rank.
+"""Flame graphs of sampled stacks: a tree for everything, and one per phase, kind of process and rank; and differences.
 
 Values are milliseconds per step where steady steps are known, else samples. What was sampled outside steady steps
 (imports, compilation, warm-up, evaluation) then makes a tree of its own, in samples, so that it dilutes no other.
+
+Of two runs, or one rank and the mean of the others, boxes match by the path of (function, file from the root of the
+code on), so that runs in different folders match. Where not both sides are per step the other one is scaled to the same
+total, which shows how the share of a path changed and nothing about speed.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.hotspots import PARKED, StackSelection, check, choose, idle_sampled, main_roles
 from stepscope.analyze.host.sampled_time import sampled_loop
-from stepscope.analyze.host.stack_selection import PARKED, StackSelection, check, choose, idle_sampled, main_roles
 from stepscope.analyze.pictures.flame_tree import (
     NO_FRAME,
     Limits,
@@ -252,8 +256,13 @@ class Side:
         up, key, group = merged(above, keys[frame[used]], fold=FOLD)
         own_of = summed(group, own[used], len(up))
         waiting = summed(group, (waits * own)[used], len(up)) > own_of / 2
-        shown = _most(group, frame[used], total[used], len(up))
-        pairs, which = np.unique(shown.astype(np.int64) * 2 + waiting, return_inverse=True)
+        # the frame of each box with the most weight: of several assignments the last one, the heaviest, stays
+        span = len(frames)
+        distinct, which = np.unique(group.astype(np.int64) * span + frame[used], return_inverse=True)
+        order = np.lexsort((summed(which, total[used], len(distinct)), distinct // span))
+        shown = np.zeros(len(up), np.int64)
+        shown[(distinct // span)[order]] = (distinct % span)[order]
+        pairs, which = np.unique(shown * 2 + waiting, return_inverse=True)
         numbers = [
             self.names.frames[replace(frames[pair // 2], kind="wait") if pair % 2 else frames[pair // 2]]
             for pair in pairs.tolist()
@@ -358,18 +367,6 @@ def _in_loop(context: Context, stacks: pl.DataFrame, main: Bools) -> Bools:
     return working
 
 
-def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
-    """The frame of each group with the most weight."""
-    span = int(frame.max(initial=0)) + 1
-    distinct, which = np.unique(group.astype(np.int64) * span + frame, return_inverse=True)
-    sums = summed(which, weight, len(distinct))
-    order = np.lexsort((sums, distinct // span))
-    best = np.zeros(count, dtype=np.int32)
-    # of several assignments the last one, the heaviest, stays
-    best[(distinct // span)[order]] = (distinct % span)[order]
-    return best
-
-
 SCALED = "scaled to the same total"
 
 
@@ -384,7 +381,16 @@ def flame_diff(this: Context, other: Context, options: FlameOptions | None = Non
     if sides[0].per_step != sides[1].per_step:
         sides = [Side(context, replace(options, per_step=False), names) for context in (this, other)]
     notes = _comparable(*sides)
-    trees = [flame_tree(pair, names.frames, options.limits) for pair in _run_pairs(*sides)]
+    this_side, other_side = sides
+    others, mine = {planned.key: planned.paths for planned in other_side.planned()}, list(this_side.planned())
+    # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
+    whole, trees = _same_total(mine[0].paths, others[mine[0].key]), []
+    for planned in mine:
+        if planned.key in others and planned.key != "outside":
+            match = others[planned.key]
+            scale = _same_total(planned.paths, match) if planned.key == "loop" else whole
+            pair = _pair(this_side, planned, match, scale, f"the other side {SCALED}")
+            trees.append(flame_tree(pair, names.frames, options.limits))
     labels = _labels(this, other)
     for label, side in zip(labels, sides, strict=True):
         notes += [f"{label}: {note}" for note in side.notes()]
@@ -410,7 +416,14 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         several = len(side.ranks) > 1
         known = f"ranks with samples: {', '.join(map(str, side.ranks))}" if several else "one rank was sampled"
         raise UsageError(f"--rank {rank} --diff others: needs samples of this rank and of another; {known}")
-    trees = [flame_tree(pair, side.names.frames, options.limits) for pair in _rank_pairs(side, rank, others)]
+    trees = []
+    for loop in (True, False) if side.loop_apart else (False,):  # the training loop, where it is known apart, and all
+        mine, rest = side.of_rank(rank, loop=loop), side.of_rank(*others, loop=loop)
+        if len(mine) and len(rest):
+            key, label = (f"rank:{rank}:loop", "training loop") if loop else (f"rank:{rank}", "main thread")
+            planned = side.plan(key, f"rank {rank}, {label}", mine, rank=rank)
+            pair = _pair(side, planned, rest, _same_total(mine, rest), f"the others' mean {SCALED}")
+            trees.append(flame_tree(pair, side.names.frames, options.limits))
     labels = (f"rank {rank}", f"rank {others[0]}" if len(others) == 1 else f"mean of {len(others)} other ranks")
     return FlameGraph(
         title=f"{title(context)}: {labels[0]} compared with {labels[1]}",
@@ -420,29 +433,6 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         sides=labels,
         source=side.source(),
     )
-
-
-def _rank_pairs(side: Side, rank: int, others: tuple[int, ...]) -> Iterator[PlannedTree]:
-    """The training loop of the rank beside that of the others, where it is known apart, and the whole main thread."""
-    for loop in (True, False) if side.loop_apart else (False,):
-        mine, rest = side.of_rank(rank, loop=loop), side.of_rank(*others, loop=loop)
-        if not len(mine) or not len(rest):
-            continue
-        key, label = (f"rank:{rank}:loop", "training loop") if loop else (f"rank:{rank}", "main thread")
-        planned = side.plan(key, f"rank {rank}, {label}", mine, rank=rank)
-        yield _pair(side, planned, rest, _same_total(mine, rest), f"the others' mean {SCALED}")
-
-
-def _run_pairs(this: Side, other: Side) -> Iterator[PlannedTree]:
-    others = {planned.key: planned.paths for planned in other.planned()}
-    mine = list(this.planned())
-    # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
-    whole = _same_total(mine[0].paths, others[mine[0].key])
-    for planned in mine:
-        match = others.get(planned.key)
-        if match is not None and planned.key != "outside":
-            scale = _same_total(planned.paths, match) if planned.key == "loop" else whole
-            yield _pair(this, planned, match, scale, f"the other side {SCALED}")
 
 
 def _same_total(this: Paths, other: Paths) -> float:

@@ -134,7 +134,16 @@ def longest(
         .sort(pl.col("wall_ns") - pl.col("wall_ns_usual"), descending=True, maintain_order=True)
         .head(limit)
     )
-    events = _events(tables, rows)
+    # by process and step what the journal notes with a duration, the longest first
+    events: dict[tuple[str, int], list[StepEvent]] = {}
+    noted = tables.journal.filter((pl.col("duration_ns") > 0) & ~pl.col("kind").is_in(WITHOUT_TIME))
+    noted = noted.join(rows, on=["process", "step"], how="semi").sort("duration_ns", descending=True)
+    for row in noted.iter_rows(named=True):
+        fields = json_object(row["data"])
+        named = (fields.get(key) for key in ("name", "path", "function"))
+        name = next((value for value in named if isinstance(value, str) and value), None)
+        event = StepEvent(row["kind"], name, row["duration_ns"] / 1e6)
+        events.setdefault((row["process"], row["step"]), []).append(event)
     found = []
     for row in rows.iter_rows(named=True):
         over = {
@@ -144,7 +153,7 @@ def longest(
         }
         phase = max((name for name in PHASES if over.get(name, 0) > 0), key=over.__getitem__, default=None)
         wall_ms = row["wall_ns"] / 1e6
-        noted = [event for event in events.get((row["process"], row["step"]), ()) if event.ms >= EVENT_SHARE * wall_ms]
+        long = [event for event in events.get((row["process"], row["step"]), ()) if event.ms >= EVENT_SHARE * wall_ms]
         found.append(
             LongStep(
                 process=row["process"],
@@ -154,24 +163,10 @@ def longest(
                 reason=row["reason"],
                 phase=phase,
                 phase_extra_ms=over[phase] if phase is not None else None,
-                events=tuple(noted[:MAX_EVENTS]),
+                events=tuple(long[:MAX_EVENTS]),
             )
         )
     return tuple(found)
-
-
-def _events(tables: Tables, steps: pl.DataFrame) -> dict[tuple[str, int], list[StepEvent]]:
-    """By process and step what the journal notes with a duration, the longest first."""
-    found: dict[tuple[str, int], list[StepEvent]] = {}
-    noted = tables.journal.filter((pl.col("duration_ns") > 0) & ~pl.col("kind").is_in(WITHOUT_TIME))
-    noted = noted.join(steps, on=["process", "step"], how="semi").sort("duration_ns", descending=True)
-    for row in noted.iter_rows(named=True):
-        fields = json_object(row["data"])
-        named = (fields.get(key) for key in ("name", "path", "function"))
-        name = next((value for value in named if isinstance(value, str) and value), None)
-        event = StepEvent(row["kind"], name, row["duration_ns"] / 1e6)
-        found.setdefault((row["process"], row["step"]), []).append(event)
-    return found
 
 
 LEVELS = (

@@ -1,7 +1,10 @@
 """All slices of a run by track, depth and start: what windows, details and searches of the timeline are answered from.
 
-Made once per run. The slices stand in one order, that of lanes (a depth of a track) and of their start in it; every
-other column is in that order too, and a coarser copy refers to it.
+Made once per run. The slices stand in one order, that of lanes (a depth of a track, whose slices follow each other) and
+of their start in it; every other column is in that order too, and a coarser copy refers to it. In such a copy `merge`
+makes one item of neighbours that are shorter than a bin and begin in the same bin; what is longer stays as it is, and
+so does a gap of a bin or more. An item knows how many slices it holds and which is the longest, packed into one number
+so that one maximum finds both.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded, return_freed_memory
 from stepscope.tables.schema import Tables
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
@@ -114,6 +117,7 @@ class Timeline(Struct, frozen=True, dict=True):
 def timeline(context: Context) -> Timeline:
     """The index of a run; empty where it has neither steps nor slices nor samples with times."""
     base, tables = context.base, context.tables
+    return_freed_memory(tables.events.height)
     workers = {span.ref.process: span.ref.worker for span in base.spans}
     phases = tables.events.height + tables.steps.height
     sampled = phases + tables.steps.height * len(PHASES)
@@ -122,8 +126,9 @@ def timeline(context: Context) -> Timeline:
     _add_traces(base, found)
     _add_steps(tables, found, workers, ids)
     _add_samples(context, found, workers, ids)
-    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns[name]]) for name, dtype in _COLUMNS.items()}
-    track, depth, start, end = (of[name] for name in ("track", "depth", "start", "end"))
+    # Of a large trace each column is tens of megabytes: none is kept twice for longer than it must.
+    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns.pop(name)]) for name, dtype in _COLUMNS.items()}
+    track, depth, start = of.pop("track"), of.pop("depth"), of["start"]
     depths = np.ones(len(found.tracks), np.int64)
     np.maximum.at(depths, track, depth + 1)
     place = {group: at for at, group in enumerate(dict.fromkeys(workers.values()))}
@@ -136,12 +141,16 @@ def timeline(context: Context) -> Timeline:
     lane_of_track = np.zeros(max(len(tracks), 1), np.int32)
     lane_of_track[order] = first_lane[:-1]
     lane = lane_of_track[track] + depth
+    del track, depth
     origin_ns = int(start.min()) if len(start) else 0
     # by lane, then by start, then as they came
     at = np.argsort(start, kind="stable")
     keys = lane[at].astype(np.uint16) if first_lane[-1] < _RADIX else lane[at]
     at = at[np.argsort(keys, kind="stable")]
-    lane, start, end = lane[at], start[at] - origin_ns, end[at] - origin_ns
+    del start, keys
+    lane, start, end = lane[at], of.pop("start")[at], of.pop("end")[at]
+    start -= origin_ns
+    end -= origin_ns
     return Timeline(
         context=context,
         ids=ids,
@@ -271,7 +280,15 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
     chosen = context.tables.stretches.with_row_index("row").filter(drawn)
     if chosen.is_empty():
         return
-    track = _sampled_tracks(chosen, found, workers)
+    keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
+    numbers = {}
+    for key in keys.unique(maintain_order=True).iter_rows():
+        host, process, pid, role = key
+        group = workers.get(process, process) or host or "sampled"
+        label = f"{_ROLES[role]} {pid}" if pid >= 0 else _ROLES[role]
+        rank = (0.0 if role == "rank" else 1.0, float(pid))
+        numbers[key] = found.track(group, "worker", f"{host}/{pid}/{role}", label, rank)
+    track = np.asarray([numbers[key] for key in keys.iter_rows()], np.int32)
     calls, node, row = context.calls, chosen["node"].to_numpy(), chosen["row"].to_numpy().astype(np.int32)
     short = [(frame.file.rpartition("/")[2], frame) for frame in calls.frames]
     places = [f" ({file}:{frame.line})" if frame.line is not None else f" ({file})" for file, frame in short]
@@ -309,19 +326,6 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
         name=outer[first],
         kind=KIND["user_function"],
     )
-
-
-def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[str, str]) -> Int32:
-    keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
-    distinct = keys.unique(maintain_order=True)
-    numbers = []
-    for host, process, pid, role in distinct.iter_rows():
-        group = workers.get(process, process) or host or "sampled"
-        label = f"{_ROLES[role]} {pid}" if pid >= 0 else _ROLES[role]
-        rank = (0.0 if role == "rank" else 1.0, float(pid))
-        numbers.append(found.track(group, "worker", f"{host}/{pid}/{role}", label, rank))
-    distinct = distinct.with_columns(pl.Series("number", numbers, pl.Int32))
-    return keys.join(distinct, on=keys.columns, how="left", maintain_order="left")["number"].to_numpy()
 
 
 _SYNCHRONIZES = re.compile(r"^(cuda|cu|hip|xpu|mtia)?\w*Synchronize")

@@ -1,8 +1,8 @@
-"""A window of the timeline, thinned to the pixels it is drawn on: what is thinner than one is merged with its
-neighbours.
+"""What is asked of the timeline: a window of it, one slice in full, and slices by name.
 
-Slices that can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where
-a window would still hold more than can be sent, its bins become wider than a pixel.
+A window is thinned to the pixels it is drawn on: what is thinner than one is merged with its neighbours. Slices that
+can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where a window
+would still hold more than can be sent, its bins become wider than a pixel.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Items, Timeline, thinned
+from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Timeline, thinned
 from stepscope.engine import attribution
 from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Span
@@ -59,9 +60,33 @@ def viewport(
     items = coarsest.between(lanes, from_ns, to_ns)
     total = int(items.count.sum())
     found = thinned(items, bin_ns, timeline.kind, limit)
-    names, name = _names(timeline, found)
-    tracks = _by_track(timeline, found, name, from_ns)
-    return TimelineWindow(from_ns, to_ns, names, KINDS, tracks, total)
+    position, track = found.position, timeline.track_of(found.lane)
+    # the names that the window needs, and which of them each item has; a step by itself is called by its number
+    codes, name = np.unique(timeline.name[position], return_inverse=True)
+    names = [timeline.names[code] for code in codes.tolist()]
+    for at in np.flatnonzero((found.count == 1) & np.isin(timeline.kind[position], _STEPS)).tolist():
+        name[at] = len(names)
+        names.append(f"step {_step_of(timeline, int(timeline.id[position[at]]))}")
+    columns = {
+        "start": found.start - from_ns,
+        "duration": found.end - found.start,
+        "depth": found.lane - timeline.first_lane[track],
+        "name": name,
+        "kind": timeline.kind[position],
+        "id": np.where(found.count == 1, timeline.id[position], -1),
+        "count": found.count,
+    }
+    numbers, first_of = np.unique(track, return_index=True)
+    bounds = [*first_of.tolist(), len(found)]
+    tracks = tuple(
+        TrackSlices(
+            key=timeline.tracks[number].key,
+            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
+        )
+        for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:], strict=False)
+    )
+    short = tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names)
+    return TimelineWindow(from_ns, to_ns, short, KINDS, tracks, total)
 
 
 def moments(
@@ -91,42 +116,6 @@ def moments(
         if start < last and end > first:
             first, last = min(first, start), max(last, end)
     return first - timeline.origin_ns, last - timeline.origin_ns
-
-
-def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
-    """The names that a window needs, and which of them each item has. A step by itself is called by its number."""
-    position = items.position
-    codes, name = np.unique(timeline.name[position], return_inverse=True)
-    names = [timeline.names[code] for code in codes.tolist()]
-    alone = np.flatnonzero((items.count == 1) & np.isin(timeline.kind[position], _STEPS))
-    for at in alone.tolist():
-        name[at] = len(names)
-        names.append(f"step {_step_of(timeline, int(timeline.id[position[at]]))}")
-    return tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names), name
-
-
-def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
-    position = items.position
-    track = timeline.track_of(items.lane)
-    depth = items.lane - timeline.first_lane[track]
-    columns = {
-        "start": items.start - from_ns,
-        "duration": items.end - items.start,
-        "depth": depth,
-        "name": name,
-        "kind": timeline.kind[position],
-        "id": np.where(items.count == 1, timeline.id[position], -1),
-        "count": items.count,
-    }
-    numbers, first = np.unique(track, return_index=True)
-    bounds = np.append(first, len(items))
-    return tuple(
-        TrackSlices(
-            key=timeline.tracks[number].key,
-            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
-        )
-        for number, begin, end in zip(numbers.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    )
 
 
 MAX_HITS = 2_000
@@ -204,7 +193,7 @@ def detail(timeline: Timeline, identifier: int) -> SliceDetail:
     if identifier < begins.steps:
         spans = sorted((span for span in timeline.context.base.spans if len(span)), key=lambda span: span.first)
         span = spans[bisect_right([each.first for each in spans], identifier) - 1]
-        return TraceDetail(timeline, span, identifier - span.first, track).document()
+        return _of_trace(timeline, span, identifier - span.first, track)
     start, end = int(timeline.start[position]), int(timeline.end[position])
     notes: tuple[str, ...] = ()
     known: dict[str, Any] = {"id": identifier, "track": track, "start_ns": start, "duration_ns": end - start}
@@ -285,133 +274,122 @@ _STATES = {
 }
 
 
-class TraceDetail:
+def _of_trace(timeline: Timeline, span: Span, row: int, track: str) -> SliceDetail:
     """One slice of a span, by its row there."""
-
-    def __init__(self, timeline: Timeline, span: Span, row: int, track: str) -> None:
-        self._timeline, self._span, self._row, self._track = timeline, span, row, track
-        self._base = timeline.context.base
-        self._values: dict[str, Any] = span.events.slice(row, 1).row(0, named=True)
-        self._notes: list[str] = []
-
-    def document(self) -> SliceDetail:
-        """All of it."""
-        values, span, links = self._values, self._span, self._span.links
-        of_device = bool(span.on_device[self._row])
-        at = np.flatnonzero(links["event"].to_numpy() == self._row)
-        link = links.row(int(at[0]), named=True) if len(at) else {}  # of a device slice, ids as rows of the span
-        launch, operator, frame = (link.get(name, NONE) for name in ("launch", "operator", "frame"))
-        if link and launch < 0 and link["state"] in _STATES:
-            self._notes.append(_STATES[link["state"]])
-        begin = self._row
-        if of_device:
-            begin = next((row for row in (launch, operator, frame) if row >= 0), NONE)
-        else:
-            operator = int(climb(span.parent, span.parent[[self._row]], span.is_operator)[0])
-        facts = self._facts()
-        launched = np.zeros(0, np.int64) if of_device else self._launched()
-        if launch >= 0:
-            waited = int(span.start_ns[self._row] - span.start_ns[launch])
-            facts += [SliceFact("launched by", self._name(launch)), SliceFact("from launch to start", waited, "ns")]
-        elif len(launched):
-            facts.append(SliceFact("launched slices of devices", len(launched), "count"))
-            facts.append(SliceFact("their time together", int(span.duration_ns[launched].sum()), "ns"))
-        return SliceDetail(
-            id=span.first + self._row,
-            name=values["name"] or "",
-            category=values["category"] or "",
-            track=self._track,
-            start_ns=values["start_ns"] - self._timeline.origin_ns,
-            duration_ns=values["duration_ns"] or 0,
-            self_ns=values["self_ns"],
-            step=values["step"],
-            facts=tuple(facts),
-            operator=self._reference(operator) if operator >= 0 else None,
-            launched=tuple(self._reference(each) for each in launched[:MAX_LAUNCHED].tolist()),
-            place=self._place(begin),
-            stack=self._stack(begin),
-            notes=tuple(self._notes),
+    base, links, notes = timeline.context.base, span.links, []
+    values: dict[str, Any] = span.events.slice(row, 1).row(0, named=True)
+    of_device = bool(span.on_device[row])
+    at = np.flatnonzero(links["event"].to_numpy() == row)
+    link = links.row(int(at[0]), named=True) if len(at) else {}  # of a device slice, ids as rows of the span
+    launch, operator, frame = (link.get(name, NONE) for name in ("launch", "operator", "frame"))
+    if link and launch < 0 and link["state"] in _STATES:
+        notes.append(_STATES[link["state"]])
+    facts, launched, begin = _trace_facts(span, row, values), np.zeros(0, np.int64), row
+    if of_device:
+        begin = next((each for each in (launch, operator, frame) if each >= 0), NONE)
+    else:
+        operator = int(climb(span.parent, span.parent[[row]], span.is_operator)[0])
+        launched = _launched(span, row)
+    if launch >= 0:
+        waited = int(span.start_ns[row] - span.start_ns[launch])
+        facts += [SliceFact("launched by", _name(span, launch)), SliceFact("from launch to start", waited, "ns")]
+    elif len(launched):
+        facts.append(SliceFact("launched slices of devices", len(launched), "count"))
+        facts.append(SliceFact("their time together", int(span.duration_ns[launched].sum()), "ns"))
+    if len(launched) > MAX_LAUNCHED:
+        notes.append(f"Launched {len(launched):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
+    place = None
+    found = attribution.trace_back(base, span, np.asarray([begin], np.int64))
+    if (index := int(found.place[0])) >= 0:
+        called, guess = int(found.called[0]), base.places[index].guess
+        where, _ = attribution.place(base, index, _name(span, called) if called >= 0 else None)
+        place = StackPlace(where, guess, None if guess else base.lines.text(where.file, where.line))
+        notes += [_GUESS_NOTE] if guess else []
+    # Python functions around a row, innermost first, or the call stack that its operator holds as text
+    names = _functions(span, begin)
+    if not names and begin >= 0 and (names := _functions(span, _forward(span, begin))):
+        notes.append(_FORWARD_NOTE)
+    stack = tuple(
+        _frame(timeline, frame) if frame is not None else StackPlace(Place("", None, name[:MAX_TEXT]))
+        for name, frame in zip(names, map(python_frame, names), strict=True)
+    )
+    refs = [
+        SliceRef(
+            span.first + each,
+            _name(span, each),
+            int(span.start_ns[each]) - timeline.origin_ns,
+            int(span.duration_ns[each]),
         )
+        for each in (operator, *launched[:MAX_LAUNCHED].tolist())
+    ]
+    return SliceDetail(
+        id=span.first + row,
+        name=values["name"] or "",
+        category=values["category"] or "",
+        track=track,
+        start_ns=values["start_ns"] - timeline.origin_ns,
+        duration_ns=values["duration_ns"] or 0,
+        self_ns=values["self_ns"],
+        step=values["step"],
+        facts=tuple(facts),
+        operator=refs[0] if operator >= 0 else None,
+        launched=tuple(refs[1:]),
+        place=place,
+        stack=stack,
+        notes=tuple(notes),
+    )
 
-    def _facts(self) -> list[SliceFact]:
-        values = self._values
-        found = []
-        for label, key, unit in _FACTS:
-            value = values[key]
-            if value is not None:
-                found.append(SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit))
-        if values["bytes"] and values["duration_ns"] and self._span.is_copy[self._row]:
-            found.append(SliceFact("bytes per second", values["bytes"] * 1e9 / values["duration_ns"], "bytes_per_s"))
-        arguments = json_object(values["collective"])
-        found += [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(arguments.items())[:12]]
-        forward = self._forward(self._row)
-        if forward >= 0:
-            found.append(SliceFact("forward operator", self._name(forward)))
-        return found
 
-    def _launched(self) -> Int64:
-        span, links = self._span, self._span.links
-        launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
-        begin = span.start_ns[self._row]
-        start = span.start_ns[np.maximum(launch, 0)]
-        inside = (launch >= 0) & (start >= begin) & (start < begin + max(int(span.duration_ns[self._row]), 1))
-        inside &= span.tracks.codes[np.maximum(launch, 0)] == span.tracks.codes[self._row]
-        rows: Int64 = event[inside]
-        rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
-        if len(rows) > MAX_LAUNCHED:
-            self._notes.append(f"Launched {len(rows):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
-        return rows
+def _trace_facts(span: Span, row: int, values: dict[str, Any]) -> list[SliceFact]:
+    found = []
+    for label, key, unit in _FACTS:
+        value = values[key]
+        if value is not None:
+            found.append(SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit))
+    if values["bytes"] and values["duration_ns"] and span.is_copy[row]:
+        found.append(SliceFact("bytes per second", values["bytes"] * 1e9 / values["duration_ns"], "bytes_per_s"))
+    arguments = json_object(values["collective"])
+    found += [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(arguments.items())[:12]]
+    if (forward := _forward(span, row)) >= 0:
+        found.append(SliceFact("forward operator", _name(span, forward)))
+    return found
 
-    def _forward(self, row: int) -> int:
-        """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-        forward = self._span.forward
-        holder = int(climb(self._span.parent, np.asarray([row]), forward >= 0)[0])
-        return int(forward[holder]) if holder >= 0 else NONE
 
-    def _place(self, row: int) -> StackPlace | None:
-        if row < 0:
-            return None
-        found = attribution.trace_back(self._base, self._span, np.asarray([row], np.int64))
-        index, called = int(found.place[0]), int(found.called[0])
-        if index < 0:
-            return None
-        place, _ = attribution.place(self._base, index, self._name(called) if called >= 0 else None)
-        guess = self._base.places[index].guess
-        if guess:
-            self._notes.append(_GUESS_NOTE)
-        return StackPlace(place, guess, None if guess else self._base.lines.text(place.file, place.line))
+def _launched(span: Span, row: int) -> Int64:
+    """Slices of devices whose launch lies in a slice of the host, on its thread, in order of time."""
+    if "launches" not in span.kept:  # in order of time: a page has hundreds of slices' details
+        known = span.links.filter(pl.col("launch") >= 0)
+        launch, event = known["launch"].to_numpy(), known["event"].to_numpy()
+        order = np.argsort(span.start_ns[launch], kind="stable")
+        span.kept["launches"] = launch[order], event[order], span.start_ns[launch[order]]
+    launch, event, start = span.kept["launches"]
+    begin = span.start_ns[row]
+    inside = slice(*np.searchsorted(start, [begin, begin + max(int(span.duration_ns[row]), 1)]).tolist())
+    rows: Int64 = event[inside][span.tracks.codes[launch[inside]] == span.tracks.codes[row]]
+    return rows[np.argsort(span.start_ns[rows], kind="stable")]
 
-    def _stack(self, row: int) -> tuple[StackPlace, ...]:
-        """Python functions around a row, innermost first, or the call stack that its operator holds as text."""
-        names = self._functions(row)
-        if not names and row >= 0:
-            names = self._functions(self._forward(row))
-            if names:
-                self._notes.append(_FORWARD_NOTE)
-        return tuple(
-            _frame(self._timeline, frame) if frame is not None else StackPlace(Place("", None, name[:MAX_TEXT]))
-            for name, frame in zip(names, map(python_frame, names), strict=True)
-        )
 
-    def _functions(self, row: int) -> list[str]:
-        span = self._span
-        found: list[str] = []
-        recorded = span.series("call_stack")
-        for _ in range(MAX_FRAMES * 4):
-            if row < 0 or len(found) >= MAX_FRAMES:
-                break
-            if span.is_function[row]:
-                found.append(self._name(row))
-            elif not found and recorded[row]:
-                return [part.strip() for part in str(recorded[row]).split(";")[:MAX_FRAMES] if part.strip()]
-            row = int(span.parent[row])
-        return found
+def _forward(span: Span, row: int) -> int:
+    """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
+    forward = span.series("forward")  # of the few rows that are asked, not of all
+    holder = climb(span.parent, np.asarray([row]), lambda rows, _: span.rows_of(forward.gather(rows)) >= 0)
+    return int(span.rows_of(forward.gather(holder))[0]) if holder[0] >= 0 else NONE
 
-    def _reference(self, row: int) -> SliceRef:
-        span = self._span
-        start = int(span.start_ns[row]) - self._timeline.origin_ns
-        return SliceRef(span.first + row, self._name(row), start, int(span.duration_ns[row]))
 
-    def _name(self, row: int) -> str:
-        code = int(self._span.names.codes[row])
-        return self._span.names.values[code] if code >= 0 else ""
+def _functions(span: Span, row: int) -> list[str]:
+    found: list[str] = []
+    recorded = span.series("call_stack")
+    for _ in range(MAX_FRAMES * 4):
+        if row < 0 or len(found) >= MAX_FRAMES:
+            break
+        if span.is_function[row]:
+            found.append(_name(span, row))
+        elif not found and recorded[row]:
+            return [part.strip() for part in str(recorded[row]).split(";")[:MAX_FRAMES] if part.strip()]
+        row = int(span.parent[row])
+    return found
+
+
+def _name(span: Span, row: int) -> str:
+    code = int(span.names.codes[row])
+    return span.names.values[code] if code >= 0 else ""

@@ -2,13 +2,18 @@
 
 Both add up whole nanoseconds, which are divided by the steps of the windows at the end: the root of "gpu" is the sum of
 the durations of all device slices, the root of "operators" the sum of the self times of the training threads' slices.
+
+`split` estimates the operators in which samples stand: a sampler sees the Python function that called an operator, not
+the operator. Where a trace recorded the same call path, the samples of the function itself are split as its time in the
+trace is: between Python and the operators called there. Paths match by the longest common end of (function, file), so
+that it does not matter where a recording began. On a line whose operators are known, samples go to these. What no trace
+explains stays the frame's own; sums stay exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -137,7 +142,16 @@ class TraceWindows:
 
     @cached_property
     def _host(self) -> list[_Part]:
-        parts = [_host_part(span, self._names) for span in self._spans]
+        parts = []
+        for span in self._spans:
+            own = _training_thread(span)
+            paths = trace_paths(span, self._names, own)
+            ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
+            counted = span.is_function | (span.is_runtime & ~span.on_device) | ranges
+            rows = np.flatnonzero(own & counted & ~paths.ours & (paths.node >= 0))
+            ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0).astype(np.float64)
+            sums = summed(paths.node[rows], ns, len(paths.parent))
+            parts.append(_Part(span.ref.rank, _steps(span, rows), Paths(paths.parent, paths.frame, paths.frame, sums)))
         return [part for part in parts if len(part.paths)]
 
 
@@ -177,17 +191,6 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
             np.concatenate([np.zeros(count), summed(which.astype(np.int32), ns, len(pairs))]),
         ),
     )
-
-
-def _host_part(span: Span, names: TraceNames) -> _Part:
-    own = _training_thread(span)
-    paths = trace_paths(span, names, own)
-    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
-    counted = own & (span.is_function | (span.is_runtime & ~span.on_device) | ranges) & ~paths.ours & (paths.node >= 0)
-    rows = np.flatnonzero(counted)
-    ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0).astype(np.float64)
-    sums = summed(paths.node[rows], ns, len(paths.parent))
-    return _Part(span.ref.rank, _steps(span, rows), Paths(paths.parent, paths.frame, paths.frame, sums))
 
 
 def _training_thread(span: Span) -> Bools:
@@ -268,35 +271,28 @@ class _Calls(Struct, frozen=True):
     frame: Int32
 
 
-class _Keys:
-    """Numbers for (last part of the function's name, file), the same for samples and traces."""
-
-    def __init__(self, code: UserCode) -> None:
-        self._code = code
-        self._numbers: Numbers[tuple[str, str]] = Numbers()
-
-    def number(self, function: str, file: str) -> int:
-        """`NONE` for native frames, and for those that one of the two recorders does not name."""
-        name = function.rpartition(".")[2] or function
-        unnamed = name in _MODULE_CALLS and file.replace("\\", "/").endswith(_MODULE_FILE)
-        if unnamed or not file.endswith((".py", ">")):
-            return NONE
-        return self._numbers[name, self._code.resolve(file) or INSTALLED.sub("", file, count=1)]
-
-
 def split(tree: CallTree, own: Floats, paths: Paths, frames: Sequence[TraceFrame], code: UserCode) -> OperatorLeaves:
     """The leaves of `tree`, whose nodes hold `own`.
 
     Args:
         paths: host time of traces in ns; their frames are numbers of `frames`.
     """
-    keys = _Keys(code)
-    calls = _calls(paths, frames, keys)
-    key = np.asarray([*(keys.number(frame.function, frame.file) for frame in tree.frames), NONE])[tree.frame]
+    numbers: Numbers[tuple[str, str]] = Numbers()
+
+    def number(function: str, file: str) -> int:
+        """The same for samples and traces of (last part of the function's name, file); `NONE` for native frames, and
+        for those that one of the two recorders does not name."""
+        name = function.rpartition(".")[2] or function
+        unnamed = name in _MODULE_CALLS and file.replace("\\", "/").endswith(_MODULE_FILE)
+        if unnamed or not file.endswith((".py", ">")):
+            return NONE
+        return numbers[name, code.resolve(file) or INSTALLED.sub("", file, count=1)]
+
+    calls = _calls(paths, frames, number)
+    key = np.asarray([*(number(frame.function, frame.file) for frame in tree.frames), NONE])[tree.frame]
     nodes = np.flatnonzero((own > 0) & (key >= 0))
     recorded = np.flatnonzero((calls.key >= 0) & calls.is_function)
-    sampled = RecordedPaths(key, _above(tree, key >= 0), nodes)
-    found = match_paths(sampled, RecordedPaths(calls.key, calls.above, recorded))
+    found = match_paths((key, _above(tree, key >= 0), nodes), (calls.key, calls.above, recorded))
     forest, pool_line = _by_line(calls, found)
     total = nested(forest.parent).totals(forest.own)
     top = settled(np.where(forest.parent >= 0, forest.parent, np.arange(len(forest.parent))))
@@ -304,7 +300,10 @@ def split(tree: CallTree, own: Floats, paths: Paths, frames: Sequence[TraceFrame
     kept = (forest.parent < 0) | ((total > 0) & (total >= MIN_SHARE * total[top]))
     moved = summed(settled(np.where(kept, np.arange(len(kept)), forest.parent)), forest.own, len(kept))
     line = np.asarray([*(each.line or NONE for each in tree.frames), NONE])[tree.frame][nodes]
-    chosen = _chosen(found.of_node, line, np.where(total[:, None] > 0, pool_line, NONE))
+    # for each sampled node the root of its pool and line, else that of operators whose line is unknown, else -1
+    known = {(p, n): root for root, (p, n) in enumerate(pool_line.tolist()) if p >= 0 and total[root] > 0}
+    pairs = zip(found.of_node.tolist(), line.tolist(), strict=True)
+    chosen = np.asarray([known.get((p, n), known.get((p, NONE), NONE)) for p, n in pairs], np.int64)
     mine = np.flatnonzero(chosen >= 0)
     pool = found.of_node[mine]
     in_operators = summed(calls.owner, calls.own_ns, len(calls.key))
@@ -340,14 +339,14 @@ def _above(tree: CallTree, marked: Bools) -> Int64:
     return np.where(tree.parent >= 0, inner[tree.parent], NONE).astype(np.int64)
 
 
-def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
+def _calls(paths: Paths, frames: Sequence[TraceFrame], number: Callable[[str, str], int]) -> _Calls:
     count = len(paths)
     tree = nested(paths.parent)
     kind, key, line = (
         np.asarray([*values, NONE], np.int64)[paths.frame]
         for values in (
             [each.kind for each in frames],
-            [keys.number(each.name, each.file) if each.kind == FUNCTION else NONE for each in frames],
+            [number(each.name, each.file) if each.kind == FUNCTION else NONE for each in frames],
             [each.line if each.exact and each.line else NONE for each in frames],
         )
     )
@@ -395,25 +394,10 @@ def _by_line(calls: _Calls, found: PathMatches) -> tuple[Paths, Int64]:
     return Paths(up, what, what, own_ns), of_root
 
 
-def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:
-    """For each sampled node the root of its pool and line, else that of operators whose line is unknown, else -1.
-
-    Roots without operators are -1 in `groups`.
-    """
-    known = {(p, n): root for root, (p, n) in enumerate(groups.tolist()) if p >= 0}
-    pairs = zip(pool.tolist(), line.tolist(), strict=True)
-    return np.asarray([known.get((p, n), known.get((p, NONE), NONE)) for p, n in pairs], np.int64)
-
-
 MAX_LENGTH = 256  # frames that are compared
 
 
-class RecordedPaths(NamedTuple):
-    """Paths of one recorder: by node its key and the node above it (-1 for none), and the nodes in question."""
-
-    key: Int64
-    above: Int64
-    nodes: Int64
+_Recorded = tuple[Int64, Int64, Int64]  # by node its key and the node above it (-1 for none); the nodes in question
 
 
 class PathMatches(Struct, frozen=True):
@@ -427,21 +411,22 @@ class PathMatches(Struct, frozen=True):
     count: int
 
 
-def match_paths(sampled: RecordedPaths, recorded: RecordedPaths) -> PathMatches:
+def match_paths(sampled: _Recorded, recorded: _Recorded) -> PathMatches:
     """The pools of the sampled nodes. Paths race from their innermost frame outwards, in groups that agree so far."""
-    first = len(sampled.key)
-    outside = first + len(recorded.key)  # stands for what is above a root
-    key = np.concatenate([sampled.key, recorded.key, [NONE]])
-    above = np.concatenate([sampled.above, np.where(recorded.above >= 0, recorded.above + first, NONE), [NONE]])
+    (key, above, nodes), (other_key, other_above, others) = sampled, recorded
+    first = len(key)
+    outside = first + len(other_key)  # stands for what is above a root
+    key = np.concatenate([key, other_key, [NONE]])
+    above = np.concatenate([above, np.where(other_above >= 0, other_above + first, NONE), [NONE]])
     above[above < 0] = outside
-    node = np.concatenate([sampled.nodes, recorded.nodes + first])
-    of_node = np.full(len(sampled.nodes), NONE, np.int64)
+    node = np.concatenate([nodes, others + first])
+    of_node = np.full(len(nodes), NONE, np.int64)
     pools, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     count = 0
     racing, at, before = np.arange(len(node)), node, np.zeros(len(node), np.int64)
     for length in range(MAX_LENGTH):
         after = np.unique(np.stack([before, key[at]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        is_sampled = racing < len(sampled.nodes)
+        is_sampled = racing < len(nodes)
         matched = (np.bincount(after, is_sampled) > 0)[after] & (np.bincount(after, ~is_sampled) > 0)[after]
         ended = at == outside
         # sampled paths whose longest common end is found: what they agreed on, with this frame or without it

@@ -62,7 +62,6 @@ class _Draft(Struct):
     extra: int = 0
 
     def add(self, frame: Int64, parent: Int64) -> Int64:
-        """New nodes; their numbers."""
         first = len(self.frame) + self.extra
         self.extra_frame.append(frame.astype(np.int64))
         self.extra_parent.append(parent.astype(np.int64))
@@ -91,9 +90,24 @@ def trace_paths(span: Span, names: TraceNames, thread: Bools | None = None) -> T
         forwards, makers = _backward_rows(span, draft, above, stacked)
         free[forwards] = False
         _with_lines(span, draft, free)
-        _below_marks(span, draft, forwards, makers)
+        # each of these rows goes below a node "backward of ..." beside its maker, the forward operator
+        distinct, which = np.unique(makers, return_inverse=True)
+        codes, code = np.unique(span.names.codes[distinct], return_inverse=True)
+        named = [TraceFrame(MARK, f"backward of {span.names.values[each]}") for each in codes.tolist()]
+        marks = draft.add(np.asarray([names.numbers[each] for each in named], np.int64)[code], distinct)
+        draft.parent[forwards] = marks[which]
+        draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
         _below_backward_calls(span, draft, free)
-    return _merged(draft, above, ours | (kinds == SKIPPED))
+    count = len(draft.frame)
+    frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
+    parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)
+    order = _downwards(parent, np.append(draft.visible, np.ones(len(frame) - count, bool)))
+    place = np.full(len(frame) + 1, NONE, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    up, what, group = merged(place[parent[order]], frame[order])
+    node = np.full(len(frame) + 1, NONE, np.int32)
+    node[order] = group
+    return TracePaths(up, what, node[np.where(draft.visible, np.arange(count), above)], ours | (kinds == SKIPPED))
 
 
 def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32]:
@@ -159,19 +173,6 @@ def _backward_rows(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> t
     return rows[shown], maker[shown]
 
 
-def _below_marks(span: Span, draft: _Draft, rows: Int64, makers: Int64) -> None:
-    """Each of `rows` goes below a node "backward of ..." beside its maker, the forward operator."""
-    distinct, which = np.unique(makers, return_inverse=True)
-    codes = span.names.codes[distinct]
-    used = np.unique(codes)
-    numbers = [
-        draft.names.numbers[TraceFrame(MARK, f"backward of {span.names.values[code]}")] for code in used.tolist()
-    ]
-    marks = draft.add(np.asarray(numbers, np.int64)[np.searchsorted(used, codes)], distinct)
-    draft.parent[rows] = marks[which]
-    draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
-
-
 def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
     """What a function of the user's calls on a known line goes below a node of the function with that line."""
     rows = np.flatnonzero(free & (draft.parent >= 0) & (draft.parent < len(span)))
@@ -218,20 +219,6 @@ def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
     inside = found >= 0
     inside[inside] = span.ends(found[inside]) >= times[inside]
     draft.parent[rows[inside]] = found[inside]
-
-
-def _merged(draft: _Draft, above: Int64, ours: Bools) -> TracePaths:
-    count = len(draft.frame)
-    frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
-    parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)
-    order = _downwards(parent, np.append(draft.visible, np.ones(len(frame) - count, bool)))
-    place = np.full(len(frame) + 1, NONE, np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    up, what, group = merged(place[parent[order]], frame[order])
-    node = np.full(len(frame) + 1, NONE, np.int32)
-    node[order] = group
-    shown = np.where(draft.visible, np.arange(count), above)
-    return TracePaths(up, what, node[shown], ours)
 
 
 def _downwards(parent: Int64, wanted: Bools) -> Int64:

@@ -7,13 +7,10 @@ whole tensors of zeros for small parts, float64).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant import extra_calls, needless_operators
 from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
-from stepscope.engine.samples import Samples
 from stepscope.model.device_losses import PassesFacts, PassFacts
 
 
@@ -22,35 +19,31 @@ def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
     runs: dict[str, list[TrainingScene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
-    found = PassesFacts(
-        runs=tuple(_of_run(run, runs[run], context.sampled, timed) for run in sorted(runs)),
-        copies=extra_calls.sampled_copies(context.sampled, timed),
-    )
+    made = []
+    for run, own in sorted(runs.items()):
+        steps = sum(len(scene) for scene in own)
+        known = timed if all(scene.steady_ns is not None for scene in own) else None
+        gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
+        one = PassFacts(
+            run=run,
+            traces=tuple(scene.span.ref.label for scene in own),
+            ranks=tuple(sorted({scene.span.ref.rank for scene in own})),
+            steps=steps,
+            has_steps=all(scene.windows.has_steps for scene in own),
+            step_ms=sum(scene.step_ms * len(scene) for scene in own) / steps,
+            on_device=any(len(scene.found) > 0 for scene in own),
+            gpus=tuple(gpus),
+            modules=any(len(scene.calls.rows) > 0 for scene in own),
+            types=any(scene.has("types") for scene in own),
+            shapes=any(scene.has("shapes") for scene in own),
+            functions=any(bool(scene.span.is_function.any()) for scene in own),
+            numbered=any(scene.has("sequence") for scene in own),
+            extra_calls=extra_calls.extra_calls(own, context.sampled, known),
+            doubles=needless_operators.doubles(own),
+            recompute=needless_operators.recompute(own, context.sampled, known),
+            wide_gradients=needless_operators.wide_gradients(own),
+            copies=extra_calls.traced_copies(own),
+        )
+        made.append(one)
+    found = PassesFacts(runs=tuple(made), copies=extra_calls.sampled_copies(context.sampled, timed))
     return found if found.runs or found.copies is not None else None
-
-
-def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
-    steps = sum(len(scene) for scene in own)
-    step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
-    timed = timed if all(scene.steady_ns is not None for scene in own) else None
-    gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
-    return PassFacts(
-        run=run,
-        traces=tuple(scene.span.ref.label for scene in own),
-        ranks=tuple(sorted({scene.span.ref.rank for scene in own})),
-        steps=steps,
-        has_steps=all(scene.windows.has_steps for scene in own),
-        step_ms=step_ms,
-        on_device=any(len(scene.found) > 0 for scene in own),
-        gpus=tuple(gpus),
-        modules=any(len(scene.calls.rows) > 0 for scene in own),
-        types=any(scene.has("types") for scene in own),
-        shapes=any(scene.has("shapes") for scene in own),
-        functions=any(bool(scene.span.is_function.any()) for scene in own),
-        numbered=any(scene.has("sequence") for scene in own),
-        extra_calls=extra_calls.extra_calls(own, samples, timed),
-        doubles=needless_operators.doubles(own),
-        recompute=needless_operators.recompute(own, samples, timed),
-        wide_gradients=needless_operators.wide_gradients(own),
-        copies=extra_calls.traced_copies(own),
-    )

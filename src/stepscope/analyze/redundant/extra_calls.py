@@ -31,7 +31,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Int64, climb, flags
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30
@@ -183,22 +183,16 @@ class _Calls:
         user = (origins(self.scene.base, span).user >= 0) & span.is_function
         return self_or_ancestor(span.parent, user).astype(np.int64)
 
-    def _trained_instances(self) -> set[str]:
-        """Those around a trained operator."""
-        calls = self.scene.calls
-        at = climb(self.span.parent, self.trained, calls.is_call)
-        inner = np.unique(np.searchsorted(calls.rows, at[at >= 0]))
-        found: set[str] = set()
-        while len(inner):
-            found.update(self.instances[number] for number in inner.tolist())
-            inner = np.unique(calls.outer[inner])
-            inner = inner[inner >= 0]
-        return found
-
     def groups(self) -> Iterator[tuple[str, Place, bool, _Found]]:
         """By instance and the user's line or function that calls it, as (instance, place, exact, calls)."""
         rows = self.roots[~np.isin(self.roots, self.root_of[self.trained])]
-        trained = self._trained_instances() if len(rows) else set()
+        # the instances around a trained operator
+        at = climb(self.span.parent, self.trained, self.scene.calls.is_call)
+        inner, trained = np.unique(np.searchsorted(self.scene.calls.rows, at[at >= 0])), set[str]()
+        while len(rows) and len(inner):
+            trained.update(self.instances[number] for number in inner.tolist())
+            inner = np.unique(self.scene.calls.outer[inner])
+            inner = inner[inner >= 0]
         names = [self.instances[number] for number in np.searchsorted(self.scene.calls.rows, rows).tolist()]
         rows = rows[[number for number, name in enumerate(names) if name in trained]]
         names = [name for name in names if name in trained]
@@ -206,14 +200,32 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
+        # whether the result of each call is scored before `ends`
+        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
+        scores[self.trained] = False
+        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
+        scored = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
         keys: dict[tuple[str, int], list[int]] = {}
-        for number in np.flatnonzero(self._scored(rows, ends) & (found.place >= 0)).tolist():
+        for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
+        places, user, sequence = (
+            self.scene.base.places,
+            origins(self.scene.base, self.span).user,
+            self.span.column("sequence"),
+        )
         for (name, index), numbers in sorted(keys.items()):
             own, begin = rows[numbers], begins[numbers]
             starts = self.span.start_ns[np.where(begin >= 0, begin, own)]
             around = intervals.union(starts, ends[numbers])
-            outer, nodes = self._outer(begin), self._nodes(own)
+            # the one function of the user's that holds all of the calls, if there is one
+            holders, outer = np.unique(user[begin]), None
+            if (begin >= 0).all() and len(holders) == 1:
+                origin = places[int(holders[0])]
+                outer = Place(origin.file, origin.line, origin.function)
+            # nodes that the operators of these calls recorded: how far their sequence numbers count up
+            chosen = np.isin(self.root_of, own) & (sequence >= 0) & self.scene.operators
+            counted = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
+            nodes = int(counted.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
             yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
@@ -264,29 +276,6 @@ class _Calls:
         over = int(self.scene.ends[self.scene.step_around(np.array([row], np.int64))[0]])
         later = int(np.searchsorted(self.resumes, end))
         return NONE, min(int(self.resumes[later]), over) if later < len(self.resumes) else over
-
-    def _outer(self, frames: Int64) -> Place | None:
-        """The one function of the user's that holds all of the calls, if there is one."""
-        indices = np.unique(origins(self.scene.base, self.span).user[frames])
-        if (frames < 0).any() or len(indices) != 1:
-            return None
-        origin = self.scene.base.places[int(indices[0])]
-        return Place(origin.file, origin.line, origin.function)
-
-    def _scored(self, rows: Int64, ends: Int64) -> Bools:
-        """Whether the result of each call is scored before `ends`."""
-        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
-        scores[self.trained] = False
-        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
-        found: Bools = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
-        return found
-
-    def _nodes(self, rows: Int64) -> int:
-        """Nodes that the operators of these calls recorded: how far their sequence numbers count up."""
-        sequence = self.span.column("sequence")
-        chosen = np.isin(self.root_of, rows) & (sequence >= 0) & self.scene.operators
-        numbers = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
-        return int(numbers.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
 
 
 MAX_FACTS = 10
@@ -349,42 +338,33 @@ def sampled_copies(samples: Samples | None, timed: SampledTime | None) -> tuple[
 
 def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
     """The same by the Python functions of traces, costliest first."""
-    groups: dict[tuple[str, Place], list[tuple[TrainingScene, Int64]]] = {}
+    groups: dict[tuple[str, Place], list[tuple[TrainingScene, list[int]]]] = {}
     for scene in scenes:
-        for key, rows in _copies_in(scene):
-            groups.setdefault(key, []).append((scene, rows))
+        span, names, called = scene.span, scene.span.names, [_called(name) for name in scene.span.names.values]
+        rows = outermost(scene, names.pick([bool(name) for name in called]) & span.is_function & scene.mine)
+        rows = rows[climb(span.parent, rows, names.matching(_SAVING.search)) < 0]
+        copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
+        rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
+        own: dict[tuple[str, Place], list[int]] = {}  # by call and the user's line above it
+        for row, number in zip(rows.tolist(), trace_back(scene.base, span, rows).place.tolist(), strict=True):
+            if number >= 0:
+                code = names.codes[row]
+                where, _ = place(scene.base, number, names.values[code])
+                own.setdefault((called[code], where), []).append(row)
+        for key, mine in own.items():
+            groups.setdefault(key, []).append((scene, mine))
     found = []
     for (call, where), parts in groups.items():
         source = ", ".join(scene.span.ref.label for scene, _ in parts)
-        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts])
+        arrays = [(scene, np.array(rows, np.int64)) for scene, rows in parts]
+        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in arrays])
         found.append(ModelCopy(call, where, ms, ms, 0, source))
     found.sort(key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.call))
     return tuple(found[:MAX_FACTS])
 
 
-def _copies_in(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
-    """(call, the user's line above it) and the outermost such calls of one trace."""
-    span, names = scene.span, scene.span.names
-    called = [_called(name) for name in names.values]
-    rows = outermost(scene, names.pick([name is not None for name in called]) & span.is_function & scene.mine)
-    saving = names.matching(_SAVING.search)
-    rows = rows[climb(span.parent, rows, saving) < 0]
-    if not len(rows):
-        return []
-    copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
-    rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
-    index = trace_back(scene.base, span, rows).place
-    groups: dict[tuple[str, Place], list[int]] = {}
-    for row, number in zip(rows.tolist(), index.tolist(), strict=True):
-        if number >= 0:
-            call = called[names.codes[row]] or ""
-            where, _ = place(scene.base, number, names.values[names.codes[row]])
-            groups.setdefault((call, where), []).append(row)
-    return [(key, np.array(own, np.int64)) for key, own in groups.items()]
-
-
-def _called(name: str) -> str | None:
-    """What the report calls a function of a trace that copies a model; None for all others."""
+def _called(name: str) -> str:
+    """What the report calls a function of a trace that copies a model; "" for all others."""
     head, _, function = name.partition("): ")
     file = head.rpartition("(")[0]
-    return next((call for ending, own, call in _CALLS if function == own and re.search(ending, file)), None)
+    return next((call for ending, own, call in _CALLS if function == own and re.search(ending, file)), "")

@@ -65,12 +65,17 @@ def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: Sa
             ms, source = again.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
     steps = sum(len(scene) for scene in scenes)
     weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders in parts]
+    shares = []  # the peak that the allocator held of each GPU's memory, where the trace tells
+    for span, number, gpu in ((scene.span, *each) for scene in scenes for each in scene.span.gpus.items()):
+        own = span.memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
+        if isinstance(own, int) and gpu.memory_bytes:
+            shares.append(own / gpu.memory_bytes)
     return Recompute(
         ms_per_step=ms,
         operators_per_step=sum(len(rows) for _, rows, _ in parts) / steps,
         checkpoints_per_step=sum(len(np.unique(holders)) for _, _, holders in parts) / steps,
         lines=lines(weighed, ms),
-        memory_share=max((share for scene in scenes for share in _memory_shares(scene)), default=None),
+        memory_share=max(shares, default=None),
         samples=seen,
         source=source,
     )
@@ -139,14 +144,6 @@ def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
     below = frames.agg(last=at.filter(again).max(), engine=at.filter(engine).max())
     below = below.filter(pl.col("last") > pl.col("engine").fill_null(NONE))
     return time.rows.join(below, on="row", how="semi")
-
-
-def _memory_shares(scene: TrainingScene) -> Iterator[float]:
-    """The peak that the allocator held of each GPU's memory, where the trace tells."""
-    for number, gpu in scene.span.gpus.items():
-        own = scene.span.memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
-        if isinstance(own, int) and gpu.memory_bytes:
-            yield own / gpu.memory_bytes
 
 
 MIN_CALLS = 8  # per step of one kind: fewer add up to no more than a few passes over the tensor
@@ -220,11 +217,21 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     # the first of each node: others are a fill below a fill, or a second output
     fills = fills[np.sort(np.unique(holder[fills], return_index=True)[1])]
     nodes = holder[fills]
-    incoming, forward = _incoming(scene, nodes), scene.calls.forward[nodes]
+    forward = scene.calls.forward[nodes]
+    # the shape of the first gradient that came into each node: that of the operator of its name right below it
+    wanted = {_ENGINE + name: number for number, name in enumerate(names.values)}
+    same = np.array([wanted.get(name, NONE) for name in names.values] + [NONE], np.int64)
+    children = np.flatnonzero(np.isin(span.parent, nodes))
+    own = children[same[names.codes[span.parent[children]]] == names.codes[children]]
+    inputs = dict(zip(span.parent[own].tolist(), span.series("shapes").gather(own).to_list(), strict=True))
     groups: dict[_Key, list[int]] = {}
     texts = zip(span.series("shapes").gather(fills), span.series("types").gather(fills), strict=True)
     for number, (shapes, types) in enumerate(texts):
-        shape, dtype, part = first_sizes(shapes), str(next(iter(json_list(types)), "")), incoming[number]
+        shape, dtype, part = (
+            first_sizes(shapes),
+            str(next(iter(json_list(types)), "")),
+            first_sizes(inputs.get(int(nodes[number]))),
+        )
         if shape is None or part is None or dtype not in _BYTES or prod(shape) < MIN_RATIO * max(1, prod(part)):
             continue
         made = names.values[names.codes[forward[number]]] if forward[number] >= 0 else None
@@ -232,18 +239,6 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
         groups.setdefault((name, made, shape, part, dtype), []).append(number)
     for key, numbers in groups.items():
         yield key, nodes[numbers], forward[numbers]
-
-
-def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None]:
-    """The shape of the first gradient that came into each node: that of the operator of its name right below it."""
-    span, names = scene.span, scene.span.names
-    wanted = {_ENGINE + name: number for number, name in enumerate(names.values)}
-    same = np.array([wanted.get(name, NONE) for name in names.values] + [NONE], np.int64)
-    parent = span.parent
-    children = np.flatnonzero(np.isin(parent, nodes))
-    own = children[same[names.codes[parent[children]]] == names.codes[children]]
-    shapes = dict(zip(parent[own].tolist(), span.series("shapes").gather(own).to_list(), strict=True))
-    return [first_sizes(shapes.get(node)) for node in nodes.tolist()]
 
 
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type
@@ -283,8 +278,20 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
 
 def _double_rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     """The outermost operators in float64 without conversions, and the outermost conversions."""
-    flagged, copies = _flagged(scene)
-    names = scene.span.names
+    span, names = scene.span, scene.span.names
+    # rows with an input in float64 that is not small; and those of which another input has another type
+    flagged, copies = np.zeros(len(span), bool), np.zeros(len(span), bool)
+    texts = pl.DataFrame({"types": span.series("types"), "shapes": span.series("shapes")}).with_row_index("row")
+    some = texts.filter(pl.col("types").str.contains("double", literal=True))
+    for (types, shapes), group in some.group_by("types", "shapes"):
+        kinds = {
+            "double" if "double" in name else name  # complex ones too
+            for name, size in zip(json_list(str(types)), json_list(str(shapes)), strict=False)
+            if isinstance(name, str) and (known := sizes(size)) and prod(known) >= MIN_ELEMENTS
+        }
+        if "double" in kinds:
+            rows = group["row"].to_numpy()
+            flagged[rows], copies[rows] = True, len(kinds) > 1
     flagged &= names.starting("aten::")
     converts = names.where(_CONVERTS | _CONVERTS_BACK)
     conversion = copies & scene.operators & names.where(["aten::copy_"])
@@ -304,26 +311,3 @@ def _computing(scene: TrainingScene, rows: Int64, converting: Int64) -> interval
     if not len(scene.found):
         return intervals.subtract(scene.times(rows), scene.times(converting))
     return scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(converting))
-
-
-def _flagged(scene: TrainingScene) -> tuple[Bools, Bools]:
-    """Rows with an input in float64 that is not small; and those of which another input has another type."""
-    span = scene.span
-    flagged, mixed = np.zeros(len(span), bool), np.zeros(len(span), bool)
-    texts = pl.DataFrame({"types": span.series("types"), "shapes": span.series("shapes")}).with_row_index("row")
-    some = texts.filter(pl.col("types").str.contains("double", literal=True))
-    for (types, shapes), group in some.group_by("types", "shapes"):
-        kinds = _kinds(str(types), str(shapes))
-        if "double" in kinds:
-            rows = group["row"].to_numpy()
-            flagged[rows], mixed[rows] = True, len(kinds) > 1
-    return flagged, mixed
-
-
-def _kinds(types: str, shapes: str) -> set[str]:
-    """The types of the tensors of some size among an operator's inputs, "double" for complex ones of them too."""
-    return {
-        "double" if "double" in name else name
-        for name, size in zip(json_list(types), json_list(shapes), strict=False)
-        if isinstance(name, str) and (known := sizes(size)) and prod(known) >= MIN_ELEMENTS
-    }

@@ -149,25 +149,20 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
     Its end is inside of a slice if `until_end`; `NONE` where there is none.
     """
     memory = span.memory
-    found = np.full(memory.height, NONE, np.int64)
+    node = np.full(memory.height, NONE, np.int64)
     codes = {track: code for code, track in enumerate(span.tracks.values)}
     tracks = memory["track"].replace_strict(codes, default=NONE, return_dtype=pl.Int64).fill_null(NONE).to_numpy()
     times = memory["time_ns"].to_numpy()
     relevant = (span.is_operator | span.is_function) & ~span.on_device
     for code in np.unique(tracks[tracks >= 0]).tolist():
-        mine = (span.tracks.codes == code) & relevant
-        rows, own = np.flatnonzero(mine), np.flatnonzero(tracks == code)
-        if not len(rows):
-            continue
+        rows, own = np.flatnonzero((span.tracks.codes == code) & relevant), tracks == code
         depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
         rows = rows[np.lexsort((depths, span.start_ns[rows]))]
         place = np.searchsorted(span.start_ns[rows], times[own], side="right") - 1
-        # the last to begin is innermost, unless it has ended: then one around it is
-        node, last = np.where(place >= 0, rows[np.maximum(place, 0)], NONE), times[own] - until_end
-        found[own] = climb(
-            span.parent, node, lambda at, which, mine=mine, last=last: mine[at] & (span.ends(at) > last[which])
-        )
-    return found
+        node[own] = np.append(rows, NONE)[place]
+    # the last to begin is innermost, unless it has ended: then one around it is
+    last = times - until_end
+    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
 
 
 def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:

@@ -34,7 +34,6 @@ from stepscope.engine.journal import json_object, parse_json
 from stepscope.engine.scene import trace_steps
 from stepscope.engine.spans import Base, Span
 from stepscope.model.counted import things
-from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, CollectiveRow, Distributed, WorkerShare
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, own_starts
@@ -55,38 +54,36 @@ def collectives(base: Base) -> tuple[CollectiveRow, ...]:
         compute = computation(span, work(span)) if len(found) else intervals.EMPTY
         overlapped = intervals.covered(compute, found.start_ns, found.end_ns)
         exposed = exposures(found, compute)
-        own = [
-            _row(span.ref, message, *(values[found.message == code] for values in (found.lengths, overlapped, exposed)))
-            for code, message in enumerate(found.messages)
-        ]
+        own = []
+        for code, message in enumerate(found.messages):
+            mine, group = found.message == code, message.group
+            lengths = found.lengths[mine]
+            count, total_ns = len(lengths), int(lengths.sum())
+            total_bytes = message.bytes * count if message.bytes is not None else None
+            algorithm = total_bytes * _NS_PER_S / total_ns if total_bytes and total_ns else None
+            factor = words.bus_factor(message.kind, group.size) if group is not None and group.size else None
+            row = CollectiveRow(
+                span=span.ref,
+                name=message.kind,
+                library=message.library,
+                group=group.name if group is not None else None,
+                group_size=group.size if group is not None else None,
+                dtype=message.dtype,
+                message_bytes=message.bytes,
+                calls=count,
+                total_bytes=total_bytes,
+                total_ns=total_ns,
+                mean_ns=total_ns / count,
+                min_ns=int(lengths.min()),
+                max_ns=int(lengths.max()),
+                overlapped_ns=int(overlapped[mine].sum()),
+                exposed_ns=int(exposed[mine].sum()),
+                algorithm_bytes_per_s=algorithm,
+                bus_bytes_per_s=algorithm * factor if algorithm is not None and factor is not None else None,
+            )
+            own.append(row)
         rows += sorted(own, key=lambda row: (-row.total_ns, row.name, row.message_bytes or 0))
     return tuple(rows)
-
-
-def _row(ref: SpanRef, message: Message, lengths: Int64, overlapped: Int64, exposed: Int64) -> CollectiveRow:
-    group, count, total_ns = message.group, len(lengths), int(lengths.sum())
-    total_bytes = message.bytes * count if message.bytes is not None else None
-    algorithm = total_bytes * _NS_PER_S / total_ns if total_bytes and total_ns else None
-    factor = words.bus_factor(message.kind, group.size) if group is not None and group.size else None
-    return CollectiveRow(
-        span=ref,
-        name=message.kind,
-        library=message.library,
-        group=group.name if group is not None else None,
-        group_size=group.size if group is not None else None,
-        dtype=message.dtype,
-        message_bytes=message.bytes,
-        calls=count,
-        total_bytes=total_bytes,
-        total_ns=total_ns,
-        mean_ns=total_ns / count,
-        min_ns=int(lengths.min()),
-        max_ns=int(lengths.max()),
-        overlapped_ns=int(overlapped.sum()),
-        exposed_ns=int(exposed.sum()),
-        algorithm_bytes_per_s=algorithm,
-        bus_bytes_per_s=algorithm * factor if algorithm is not None and factor is not None else None,
-    )
 
 
 def why_absent(base: Base) -> str | None:
@@ -185,10 +182,12 @@ def calls(span: Span, work: Work) -> Calls:
     arguments = np.where(told[rows], rows, NONE)
     backend, operator = np.where(np.arange(len(rows)) < len(kernels), NONE, rows), np.full(len(rows), NONE, np.int64)
     at = np.concatenate([work.launch[kernels], np.full(len(host), NONE, np.int64)])
-    backend_named, kind_named = (
-        np.append(span.names.pick([test(name) for name in span.names.values]), False)
-        for test in (words.is_backend_range, _names_its_kind)
-    )
+    is_backend = [words.is_backend_range(name) for name in span.names.values]
+    says_more = [  # operators of collectives that say more than that one is on its way
+        words.is_collective_call(name) and not backend and words.kind_of(name) is not None
+        for name, backend in zip(span.names.values, is_backend, strict=True)
+    ]
+    backend_named, kind_named = (np.append(span.names.pick(flags), False) for flags in (is_backend, says_more))
     for _ in range(MAX_WAY):  # from the launch outwards; the innermost of each sort
         inside = at >= 0
         if not inside.any():
@@ -232,11 +231,6 @@ def on_host(span: Span, test: Callable[[str], bool]) -> Bools:
     found = span.categories.where(categories.OPERATORS | {categories.ANNOTATION})
     found[found] = judged(span.names, np.flatnonzero(found), lambda names: [test(name) for name in names])
     return found
-
-
-def _names_its_kind(name: str) -> bool:
-    """Operators of collectives that say more than that one is on its way."""
-    return words.is_collective_call(name) and not words.is_backend_range(name) and words.kind_of(name) is not None
 
 
 def _text(span: Span, column: str, rows: Int64) -> pl.Series:

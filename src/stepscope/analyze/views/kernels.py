@@ -89,8 +89,11 @@ def table(
     )
     everything = int(joined["total_ns"].sum())
     names = joined["name"].unique(maintain_order=True).to_list()
-    told = dict(zip(names, zip(short_names(names), uses_tensor_cores(names), strict=True), strict=True))
-    return tuple(_row(row, told[row["name"]], everything, by) for row in joined.iter_rows(named=True))
+    short = dict(zip(names, short_names(names), strict=True))
+    cores = dict(zip(names, uses_tensor_cores(names), strict=True))
+    return tuple(
+        _row(row, short[row["name"]], cores[row["name"]], everything, by) for row in joined.iter_rows(named=True)
+    )
 
 
 def plugin_kernels(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
@@ -164,8 +167,7 @@ def known_sum(name: str) -> pl.Expr:
     return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
 
 
-def _row(row: dict[str, Any], told: tuple[str, bool], everything: int, by: str) -> KernelRow:
-    short, cores = told
+def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
     us = total / 1000 or 1.0  # blocks and occupancy are weighted by it: 0 of kernels that take none

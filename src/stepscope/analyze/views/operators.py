@@ -184,7 +184,6 @@ class _Grouped:
         self.inner = calls.inner(groups)
 
     def any_of(self, flags: Bools) -> Bools:
-        """By group, whether a chosen call is flagged."""
         return np.bincount(self._groups[flags & self._chosen], minlength=self._count) > 0
 
     def device(self) -> dict[str, Int64 | list[None]]:
@@ -230,7 +229,6 @@ class _Grouped:
         return result
 
     def sum(self, groups: Int64, values: Int64) -> Int64:
-        """The sum of values by group."""
         return np.rint(np.bincount(groups, weights=values, minlength=self._count)).astype(np.int64)
 
     def _everywhere(self, calls: Int64) -> tuple[Int64, Int64]:
@@ -243,7 +241,6 @@ class _Grouped:
         return np.concatenate(positions), np.concatenate(groups)
 
     def _union(self, groups: Int64, slices: Int64) -> Int64:
-        """Length of the union of the device slices of each group."""
         device, lengths = self._calls.device, np.zeros(self._count, np.int64)
         keys, lengths_of = intervals.union_by(groups, device.start_ns[slices], device.end_ns[slices])
         lengths[keys] = lengths_of
@@ -314,7 +311,10 @@ class Calls:
         inside = (parent >= 0) & span.is_runtime[parent]  # a driver call within a runtime call
         calls = np.where(inside, NONE, self.of(rows))
         if old.any():
-            calls[old] = self._by_external_id(rows[old])
+            ids = span.column("external_id")
+            operators = np.flatnonzero(span.is_operator & (ids > 0))[::-1]  # of one id the first counts
+            of_id = dict(zip(ids[operators].tolist(), self.of(operators).tolist(), strict=True))
+            calls[old] = [of_id.get(number, NONE) for number in ids[rows[old]].tolist()]
         return self.summed(calls, span.duration_ns[rows])
 
     @cached_property
@@ -346,16 +346,6 @@ class Calls:
         for left, at in self_and_ancestors(self.caller, self.caller):
             result[left[groups[at] == groups[left]]] = True
         return result
-
-    def _by_external_id(self, rows: Int64) -> Int64:
-        ids = self.span.column("external_id")
-        operators = np.flatnonzero(self.span.is_operator & (ids > 0))
-        if not len(operators):
-            return np.full(len(rows), NONE, np.int64)
-        operators = operators[np.argsort(ids[operators], kind="stable")]
-        known, wanted = ids[operators], ids[rows]
-        place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        return np.where(known[place] == wanted, self.of(operators[place]), NONE)
 
 
 def settled(number: Rows) -> Int64:
@@ -421,16 +411,16 @@ def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int6
     at = rows
     levels: list[tuple[Int64, Int64]] = []
     for _ in range(MAX_FRAMES):
-        walk = tree.walk(at, boundary=False)
-        if (walk.stop < 0).all():
+        stop, below, _ = tree.walk(at, boundary=False)
+        if (stop < 0).all():
             break
-        place = np.where(walk.stop >= 0, tree.user[np.maximum(walk.stop, 0)], NONE).astype(np.int64)
-        callee = np.where(walk.below >= 0, names.codes[np.maximum(walk.below, 0)], NONE).astype(np.int64)
+        place = np.where(stop >= 0, tree.user[np.maximum(stop, 0)], NONE).astype(np.int64)
+        callee = np.where(below >= 0, names.codes[np.maximum(below, 0)], NONE).astype(np.int64)
         levels.append((place, callee))
         step = (place + 1) * (len(names.values) + 1) + callee + 1
         step = np.unique(step, return_inverse=True)[1]
         number = np.unique(number * (int(step.max()) + 1) + step, return_inverse=True)[1].astype(np.int64)
-        at = np.where(walk.stop >= 0, tree.parent[np.maximum(walk.stop, 0)], NONE)
+        at = np.where(stop >= 0, tree.parent[np.maximum(stop, 0)], NONE)
     if not levels:
         return [], np.full(len(rows), NONE, np.int64)
     firsts = np.unique(number, return_index=True)[1]

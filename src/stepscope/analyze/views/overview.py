@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from stepscope.analyze.views.communication import computation, on_host
 from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_cores, uses_tensor_cores
@@ -47,8 +46,7 @@ from stepscope.tables.arrays import Bools, Floats, Int64
 
 def overviews(base: Base) -> tuple[Overview, ...]:
     """One per trace; none of a trace in which nothing takes time."""
-    found = (_overview(span) for span in base.spans)
-    return tuple(one for one in found if one is not None)
+    return tuple(filter(None, map(_overview, base.spans)))
 
 
 def _overview(span: Span) -> Overview | None:
@@ -178,20 +176,24 @@ def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Interva
 
 
 def summaries(base: Base, overviews: Sequence[Overview]) -> tuple[GpuSummary, ...]:
-    """One per trace and device that ran a kernel, in order of span and device; none of a trace without overview."""
+    """One per trace and device that ran a kernel, in order of span and device; none of a trace without overview.
+
+    They are of kernels alone, clipped to the time from the first step's start to the last one's end. Their figures come
+    from what the writer noted at each launch (grid, registers, shared memory), not from counters of the device.
+    """
     by_span = {overview.span: overview for overview in overviews}
     return tuple(summary for span in base.spans if span.ref in by_span for summary in _of_span(span, by_span[span.ref]))
 
 
-def sm_load(span: Span, rows: Int64) -> Load | None:
-    """The share of multiprocessors (0 to 1) that these kernels give a block to, over time; None without grid sizes."""
+def _sm_pct(span: Span, rows: Int64, edges_ns: Int64) -> Floats | None:
+    """Percent of the multiprocessors that these kernels give a block to, between each two times; None without grids."""
     blocks = _floats(span, "blocks_per_sm", rows)
     known = blocks > 0
     if not known.any():
         return None
     rows = rows[known]
     # one kernel with a block for each is all there is, whatever runs beside it
-    return load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), limit=1.0)
+    return 100 * mean_load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), edges_ns, limit=1.0)
 
 
 def _percent(ns: Int64, flags: Bools, among: Bools | None = None) -> float | None:
@@ -214,7 +216,7 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
         rows, starts, ends = found.rows[chosen], found.start_ns[chosen], found.end_ns[chosen]
         inside = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0)
         busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
-        sm = sm_load(span, rows)
+        sm = _sm_pct(span, rows, np.asarray([start, end]))
         occupancy = _floats(span, "occupancy_percent", rows)
         occupied = np.where((occupancy >= 0) & np.isfinite(occupancy), inside, 0)  # a missing one does not count
         mean = float((np.nan_to_num(occupancy) * occupied).sum() / max(int(occupied.sum()), 1))
@@ -223,7 +225,7 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
             gpu=span.gpus.get(device) or GpuProperties(device, None, None, None, None, None, None),
             window_ns=end - start,
             utilization_pct=100 * busy / (end - start),
-            sm_efficiency_pct=None if sm is None else 100 * float(sm.mean(np.asarray([start, end]))[0]),
+            sm_efficiency_pct=None if sm is None else float(sm[0]),
             achieved_occupancy_pct=mean if occupied.any() else None,
             tensor_core_pct=_percent(inside, judged(span.names, rows, uses_tensor_cores)),
             tensor_core_plugin_pct=_percent(inside, judged(span.names, rows, plugin_tensor_cores)),
@@ -251,24 +253,26 @@ _NS_PER_S = 1e9
 
 
 def counters(base: Base) -> tuple[Counter, ...]:
-    """By span, device and metric; a metric that the trace has no source for is left out."""
-    return tuple(counter for span in base.spans for counter in _counters_of(span))
+    """By span, device and metric; a metric that the trace has no source for is left out.
 
-
-def _counters_of(span: Span) -> Iterator[Counter]:
-    found = work(span)
-    if not len(found):
-        return
-    windows = trace_steps(span, found)
-    start = min(int(found.start_ns.min()), *windows.start_ns.tolist())
-    end = max(int(found.end_ns.max()), *windows.end_ns.tolist())
-    if end <= start:
-        return
-    bucket = bucket_ns(end - start)
-    edges = np.append(np.arange(start, end, bucket, dtype=np.int64), end)
-    for device, own in by_device(found).items():
-        for metric, values in _of_device(span, found, own, edges):
-            yield Counter(span.ref, device, metric, UNITS[metric], start, end, bucket, tuple(values.tolist()))
+    Buckets are 1, 2 or 5 times a power of ten ns, few enough to draw. A value is the mean over its bucket; the last one
+    may be shorter, and is a mean over what it holds.
+    """
+    made = []
+    for span in base.spans:
+        found = work(span)
+        windows = trace_steps(span, found)
+        start = int(np.concatenate([found.start_ns, windows.start_ns]).min(initial=np.iinfo(np.int64).max))
+        end = int(np.concatenate([found.end_ns, windows.end_ns]).max(initial=0))
+        if not len(found) or end <= start:
+            continue
+        bucket = bucket_ns(end - start)
+        edges = np.append(np.arange(start, end, bucket, dtype=np.int64), end)
+        for device, own in by_device(found).items():
+            for metric, values in _of_device(span, found, own, edges):
+                about = (span.ref, device, metric, UNITS[metric], start, end, bucket)
+                made.append(Counter(*about, tuple(values.tolist())))
+    return tuple(made)
 
 
 def bucket_ns(length_ns: int, most: int = MAX_BUCKETS) -> int:
@@ -282,53 +286,38 @@ def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tu
     if kernels.any():
         busy = intervals.covered(intervals.union(found.start_ns[kernels], found.end_ns[kernels]), edges[:-1], edges[1:])
         yield "utilization_pct", 100 * busy / np.diff(edges)
-        sm = sm_load(span, found.rows[kernels])
+        sm = _sm_pct(span, found.rows[kernels], edges)
         if sm is not None:
-            yield "sm_efficiency_pct", 100 * sm.mean(edges)
+            yield "sm_efficiency_pct", sm
     launched = np.flatnonzero(own & (found.launch >= 0))
     if len(launched):  # launches whose first slice on the device has not begun
         launched = launched[np.lexsort((found.start_ns[launched], found.launch[launched]))]
         launch, first = np.unique(found.launch[launched], return_index=True)  # a graph is one launch of many kernels
-        queued = load(span.start_ns[launch], found.start_ns[launched[first]], np.ones(len(launch)))
-        yield "queue_length", queued.mean(edges)
+        begun = found.start_ns[launched[first]]
+        yield "queue_length", mean_load(span.start_ns[launch], begun, np.ones(len(launch)), edges)
     size = span.column("bytes", found.rows)
     copies = np.flatnonzero(own & (found.kind == COPY) & (size > 0))
     if len(copies):  # bytes per ns, each copy's spread evenly over its time
         starts = found.start_ns[copies]
         lasting = np.maximum(found.end_ns[copies] - starts, 1)
-        copied = load(starts, starts + lasting, np.minimum(size[copies] / lasting, MAX_BYTES_PER_NS))
-        yield "copy_bytes_per_s", _NS_PER_S * copied.mean(edges)
+        rates = np.minimum(size[copies] / lasting, MAX_BYTES_PER_NS)
+        yield "copy_bytes_per_s", _NS_PER_S * mean_load(starts, starts + lasting, rates, edges)
 
 
 _FIXED = 1_000_000_000  # amounts are summed as whole billionths: what was added goes away again exactly
 
 
-class Load(Struct, frozen=True):
-    """`integral[i]` is the sum of the load over time, in its unit times ns, up to `times[i]`, ns since `origin_ns`."""
+def mean_load(start_ns: Int64, end_ns: Int64, amount: Floats, edges_ns: Int64, *, limit: float | None = None) -> Floats:
+    """The mean load between each two times, of slices that each add `amount` (at most a billion) from start to end.
 
-    origin_ns: int
-    times: Floats
-    integral: Floats
-
-    def until(self, points_ns: Int64) -> Floats:
-        """The integral up to each of these times."""
-        if not len(self.times):
-            return np.zeros(len(points_ns))
-        return np.interp((points_ns - self.origin_ns).astype(np.float64), self.times, self.integral)
-
-    def mean(self, edges_ns: Int64) -> Floats:
-        """The mean load between each two of these times; no two are the same."""
-        return np.diff(self.until(edges_ns)) / np.diff(edges_ns)
-
-
-def load(start_ns: Int64, end_ns: Int64, amount: Floats, *, limit: float | None = None) -> Load:
-    """The load of slices that each add `amount` (at most a billion) from start to end, never above `limit` in sum."""
+    Their sum is never above `limit`. No two of the times are the same.
+    """
     lasting = end_ns > start_ns
-    starts, ends, amounts = start_ns[lasting], end_ns[lasting], amount[lasting]
+    starts, ends = start_ns[lasting], end_ns[lasting]
     if not len(starts):
-        return Load(0, np.empty(0), np.empty(0))
+        return np.zeros(len(edges_ns) - 1)
     origin = int(starts.min())
-    fixed = np.rint(amounts * _FIXED).astype(np.int64)
+    fixed = np.rint(amount[lasting] * _FIXED).astype(np.int64)
     times = np.concatenate([starts, ends]) - origin
     order = np.argsort(times, kind="stable")
     times = times[order]
@@ -336,4 +325,6 @@ def load(start_ns: Int64, end_ns: Int64, amount: Floats, *, limit: float | None 
     if limit is not None:
         np.minimum(level, limit, out=level)
     integral = np.concatenate([[0.0], np.cumsum(level * np.diff(times))])
-    return Load(origin, times.astype(np.float64), integral)
+    until: Floats = np.interp((edges_ns - origin).astype(np.float64), times.astype(np.float64), integral)
+    means: Floats = np.diff(until) / np.diff(edges_ns)
+    return means

@@ -32,7 +32,7 @@ from stepscope.analyze.views.overview import plugin_rows
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model.compilers import CompilerCause, CompilersView
+from stepscope.model.compilers import CompilersView
 from stepscope.model.findings import Place
 from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
@@ -305,26 +305,28 @@ def _compiler_part(
 
 
 def _causes(*kinds: str) -> Callable[[CompilersView], list[dict[str, Any]]]:
-    return lambda view: [_cause(cause) for cause in view.causes if cause.kind in kinds]
+    def part(view: CompilersView) -> list[dict[str, Any]]:
+        return [
+            {
+                **_fields(cause, "backend", "kind", "cause", "subject"),
+                "old": cause.changes[0].old if cause.changes else None,
+                "new": cause.changes[-1].new if cause.changes else None,
+                **_fields(cause, "operator", "count", "total_ms", "longest_ms", "in_main_steps_ms"),
+                **_fields(cause, "step_count", "first_step", "last_step"),
+                "steps_of": ", ".join(cause.kinds) or None,
+                **_place("", cause.place),
+                "function": cause.function,
+                **_place("definition_", cause.definition),
+                **_place("call_", cause.call),
+                **_fields(cause, "cache_entries", "limit"),
+                "ranks": ", ".join(str(rank) for rank in cause.ranks),
+                **_fields(cause, "text", "hint", "source", "id"),
+            }
+            for cause in view.causes
+            if cause.kind in kinds
+        ]
 
-
-def _cause(cause: CompilerCause) -> dict[str, Any]:
-    changes = cause.changes
-    return {
-        **_fields(cause, "backend", "kind", "cause", "subject"),
-        "old": changes[0].old if changes else None,
-        "new": changes[-1].new if changes else None,
-        **_fields(cause, "operator", "count", "total_ms", "longest_ms", "in_main_steps_ms"),
-        **_fields(cause, "step_count", "first_step", "last_step"),
-        "steps_of": ", ".join(cause.kinds) or None,
-        **_place("", cause.place),
-        "function": cause.function,
-        **_place("definition_", cause.definition),
-        **_place("call_", cause.call),
-        **_fields(cause, "cache_entries", "limit"),
-        "ranks": ", ".join(str(rank) for rank in cause.ranks),
-        **_fields(cause, "text", "hint", "source", "id"),
-    }
+    return part
 
 
 def _place(prefix: str, place: Place | None) -> dict[str, Any]:
@@ -378,35 +380,29 @@ def _energy(source: Source, _: Selection) -> Rows:
 
 
 def _metric_values(source: Source, selection: Selection) -> Rows:
-    tables, found = source.base.tables, _chosen_values(source, selection)
+    tables = source.base.tables
+    known = curves.processes(tables)
+    if selection.worker is not None and selection.worker not in known:
+        raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
+    found = curves.rows(tables, source.context.labelled).drop_nulls("value")
+    for column, wanted in (("process", selection.worker), ("step", selection.step)):
+        if wanted is not None:
+            found = found.filter(pl.col(column) == wanted)
+    if selection.name is not None:
+        found = curves.matching(found, selection.name)
     if selection.group == "curve":
         return Rows(list(map(curves.summary, curves.made(tables, found))))
     found = found.sort("time_ns", maintain_order=True)
     if found.is_empty():
-        known = curves.processes(tables) or tables.system.height
-        return Rows(
-            (), "no metric has a value there: its names are those of --table metrics --group curve" if known else None
-        )
+        some = known or tables.system.height
+        none = "no metric has a value there: its names are those of --table metrics --group curve"
+        return Rows((), none if some else None)
     origin = tables.run.started_ns or found["time_ns"][0]
     since = (pl.col("time_ns") - origin).alias("since_start_ns")
     columns = found.head(selection.top or found.height).select(
         "step", "time_ns", since, "name", "value", "source", "rank", "process"
     )
     return FirstRows(columns.to_dicts(), total=found.height)
-
-
-def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
-    """Of the worker, the step and the names that are asked for; raises `UsageError` for a worker that there is not."""
-    tables = source.base.tables
-    known = curves.processes(tables)
-    if selection.worker is not None and selection.worker not in known:
-        raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
-    found = curves.rows(tables, source.context.labelled).drop_nulls("value")
-    if selection.worker is not None:
-        found = found.filter(pl.col("process") == selection.worker)
-    if selection.step is not None:
-        found = found.filter(pl.col("step") == selection.step)
-    return found if selection.name is None else curves.matching(found, selection.name)
 
 
 def _by_group(**makers: _Make) -> Table:
@@ -488,7 +484,6 @@ UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not
 
 
 def _made(make: Callable[[Any], Any]) -> Any:
-    """A view that is made when it is first asked for, and kept."""
     return cached_property(make)
 
 
@@ -526,6 +521,7 @@ class LazyViews(Views):
 
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:
+        return_freed_memory(self.base.tables.events.height)
         found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
         return_freed_memory(self.base.tables.events.height)
         return found

@@ -1,17 +1,20 @@
-"""The structure of steps: loader, modules, backward pass and optimizer in their order, all steps laid over each other.
+"""Two sides laid against each other: spans, traces or runs, by name and by the structure of their steps.
 
+A side is made once by `side` and can be compared with any other by `diff`. Values are means per step where both sides
+know their steps, else totals. What one side lacks makes its tables absent, with the reason; nothing raises.
+
+The structure of steps is loader, modules, backward pass and optimizer in their order, all steps laid over each other.
 An item is a slice that is one of these or an operator between them, below another item or directly below its step. Work
 of the device belongs to the item around its launch; in the backward pass also to the module of its forward operator.
-
 Items of equal type and name that follow each other are one node, with as many calls. The second time that others have
 come between is a node of its own, so that the micro-batches of a step stay apart. All sums are over all steps.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +29,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals, window_at
 
 _STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
@@ -97,7 +100,14 @@ def step_tree(spans: Sequence[Span]) -> StepTree | None:
     nodes = _Nodes(root, every, turns=MAX_TURNS if known else 1)
     nodes.add_inner(inner, paths)
     nodes.add_slices(slices, paths)
-    _finish(root)
+    order = [root]
+    for node in order:  # grows on the way
+        order += node.children
+    for node in reversed(order):
+        node.device_ns += sum(child.device_ns for child in node.children)
+        if node.children and not node.calls:
+            node.at_ns = min(node.at_ns, *(child.at_ns for child in node.children))
+        node.children.sort(key=lambda child: child.at_ns)
     return StepTree(root, steps if known else 0, has_device)
 
 
@@ -177,7 +187,6 @@ class _Nodes:
         return known
 
     def add_slices(self, slices: pl.DataFrame, paths: Paths) -> None:
-        """Work of the device."""
         own = self._by_node(slices)
         sums = own.group_by("node", "path", "operator", "position", "kernel", maintain_order=True).agg(
             pl.col("ns").sum(), pl.len()
@@ -197,24 +206,18 @@ class _Nodes:
         return rows.with_columns(pl.Series("node", node, dtype=pl.Int64)).filter(pl.col("node") >= 0)
 
 
-def _finish(root: StepNode) -> None:
-    order = [root]
-    for node in order:  # grows on the way
-        order += node.children
-    for node in reversed(order):
-        node.device_ns += sum(child.device_ns for child in node.children)
-        if node.children and not node.calls:
-            node.at_ns = min(node.at_ns, *(child.at_ns for child in node.children))
-        node.children.sort(key=lambda child: child.at_ns)
-
-
+_PREFIX = re.compile(r"^(enumerate\(Data(Loader|Pipe)\)#|Optimizer\.)")
 _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
-_OPTIMIZERS = ("Optimizer.",)
-_STEPS = ("ProfilerStep#",)
+_OPTIMIZERS, _STEPS = ("Optimizer.",), ("ProfilerStep#",)
 
 
 class _Search:
-    """The items of a span, and what they are found by. `starts` and `ends` are those of its steps."""
+    """The items of a span, and what they are found by. `starts` and `ends` are those of its steps.
+
+    `types` is the type of each row that is an item, else 0. Of each of `rows`, which are the items, `outer` is the row
+    of the item around it, and `at_ns` when it starts, from the beginning of its step or outer item. `item_of` is for
+    each row, and last for `NONE`, the innermost item around it: its position in `rows`.
+    """
 
     def __init__(self, span: Span) -> None:
         self.span = span
@@ -226,6 +229,16 @@ class _Search:
             some = self.host.any()
             self.starts = span.start_ns[self.host].min(keepdims=True) if some else np.zeros(1, np.int64)
             self.ends = span.ends(self.host).max(keepdims=True) if some else np.zeros(1, np.int64)
+        self.types = self._types()
+        is_item = self.types > 0
+        self.rows = np.flatnonzero(is_item)
+        self.outer = climb(span.parent, span.parent[self.rows], is_item)
+        begins = span.start_ns[self.rows]
+        step = np.maximum(self.steps_at(begins), 0)
+        self.at_ns = begins - np.where(self.outer >= 0, span.start_ns[np.maximum(self.outer, 0)], self.starts[step])
+        place = np.full(len(span) + 1, NONE, np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        self.item_of = np.append(place[self_or_ancestor(span.parent, is_item)], NONE)
 
     def items(self, first_item: int, first_step: int) -> pl.DataFrame:
         """The items, numbered from `first_item` on over all spans.
@@ -234,7 +247,7 @@ class _Search:
         """
         span, rows = self.span, self.rows
         types, codes = self.types[rows], span.names.codes[rows]
-        names = [_short(name) for name in span.names.values]
+        names = [_PREFIX.sub("", name) for name in span.names.values]
         step = self.steps_at(span.start_ns[rows])
         by_path = np.array([*self.calls.paths.name, ""], object)
         name = np.where(np.isin(types, _IN_RUNS), "", np.array([*names, ""], object)[codes])
@@ -252,25 +265,11 @@ class _Search:
             }
         )
 
-    @cached_property
-    def outer(self) -> Int64:
-        """The row of the item around each of `rows`."""
-        return climb(self.span.parent, self.span.parent[self.rows], self.is_item)
-
-    @cached_property
-    def at_ns(self) -> Int64:
-        """When each of `rows` starts, from the beginning of its step or outer item."""
-        starts = self.span.start_ns[self.rows]
-        step = np.maximum(self.steps_at(starts), 0)
-        return starts - np.where(self.outer >= 0, self.span.start_ns[np.maximum(self.outer, 0)], self.starts[step])
-
     def _named(self, beginnings: tuple[str, ...]) -> Bools:
         names = self.span.names
         return names.pick([name.startswith(beginnings) for name in names.values]) & self.host & ~self.span.is_function
 
-    @cached_property
-    def types(self) -> npt.NDArray[np.int8]:
-        """The type of each row that is an item, else 0."""
+    def _types(self) -> npt.NDArray[np.int8]:
         span, calls = self.span, self.calls
         types = np.zeros(len(span), np.int8)
         types[self._named(_LOADERS)] = LOADER
@@ -279,7 +278,11 @@ class _Search:
         back = np.flatnonzero(calls.is_backward & self.host)
         around = climb(span.parent, span.parent[back], (types > 0) | calls.is_backward)
         types[back[(around < 0) | (types[np.maximum(around, 0)] > 0)]] = BACKWARD
-        main = self._main_track(types)
+        main = NONE  # the track with most steps, loaders, modules and optimizers; without any, with most operators
+        for chosen in (self._named(_STEPS), (types > 0) & (types != BACKWARD), span.is_operator):
+            codes = span.tracks.codes[chosen & self.host]
+            if main == NONE and (codes >= 0).any():
+                main = int(np.bincount(codes[codes >= 0]).argmax())
         around_any = self_or_ancestor(span.parent, (types > 0) | calls.is_backward | span.is_operator)
         own = np.flatnonzero(span.is_operator & self.host & ~calls.is_backward & (types == 0))
         above = span.parent[own]
@@ -291,36 +294,8 @@ class _Search:
         types[own[span.tracks.codes[own] == main]] = OPERATORS
         return types
 
-    def _main_track(self, types: npt.NDArray[np.int8]) -> int:
-        """The track with most steps, loaders, modules and optimizers; without any, with most operators."""
-        span = self.span
-        for chosen in (self._named(_STEPS), (types > 0) & (types != BACKWARD), span.is_operator):
-            codes = span.tracks.codes[chosen & self.host]
-            codes = codes[codes >= 0]
-            if len(codes):
-                return int(np.bincount(codes).argmax())
-        return NONE
-
-    @cached_property
-    def is_item(self) -> Bools:
-        return np.greater(self.types, 0)
-
-    @cached_property
-    def rows(self) -> Int64:
-        return np.flatnonzero(self.is_item)
-
-    @cached_property
-    def item_of(self) -> Int64:
-        """For each row, and last for `NONE`, the innermost item around it: its position in `rows`."""
-        near = self_or_ancestor(self.span.parent, self.is_item)
-        place = np.full(len(self.span) + 1, NONE, np.int64)
-        place[self.rows] = np.arange(len(self.rows))
-        return np.append(place[near], NONE)
-
     def steps_at(self, times: Int64) -> Int64:
-        step = np.searchsorted(self.starts, times, side="right") - 1
-        inside = (step >= 0) & (times < self.ends[np.maximum(step, 0)])
-        return np.where(inside, step, NONE)
+        return window_at(self.starts, self.ends, times)
 
     def inner(self, places: Int64, first_item: int) -> pl.DataFrame:
         """Parts of the backward items by module (its path in `places`), from the self times of all slices below."""
@@ -382,13 +357,6 @@ class _Search:
 def _name_at(span: Span, rows: Int64) -> pl.Series:
     names = span.series("name").gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
     return names.set(pl.Series(rows < 0, dtype=pl.Boolean), None)
-
-
-def _short(name: str) -> str:
-    for beginning in (*_LOADERS, *_OPTIMIZERS):
-        if name.startswith(beginning):
-            return name.removeprefix(beginning)
-    return name
 
 
 STEP = "step"
@@ -477,7 +445,12 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         if lacking:
             absent[name] = f"{' and '.join(lacking)}: {_NEEDS[name]}"
         elif name in found[0]:
-            tables[name] = tuple(_joined(found[0][name], found[1][name], levels if name == "modules" else {}))
+            one, two, known_levels = found[0][name], found[1][name], levels if name == "modules" else {}
+            rows = (
+                row(key, one.get(key, NOTHING), two.get(key, NOTHING), known_levels.get(key, 0))
+                for key in dict.fromkeys((*one, *two))
+            )
+            tables[name] = tuple(sorted(rows, key=_weight))
     if base.tree is not None and other.tree is not None:
         divisors = [one.tree.steps or 1 if per_step and one.tree else 1 for one in (base, other)]
         alignment = _Alignment((base.tree, divisors[0]), (other.tree, divisors[1]))
@@ -523,16 +496,10 @@ def _divide(ns: int | None, steps: int, more: int = 0) -> float | None:
     return None if ns is None else (ns + more) / steps
 
 
-def _joined(base: _Values, other: _Values, levels: Mapping[str, int]) -> list[DiffRow]:
-    """Largest change first, then most time. `levels`: depths by key."""
-
-    def weight(one: DiffRow) -> tuple[float, float, str]:
-        change = max(abs(one.delta_ns), abs(one.device_delta_ns or 0))
-        return -change, -max(one.base_ns or 0, one.other_ns or 0), one.key
-
-    keys = dict.fromkeys((*base, *other))
-    rows = (row(key, base.get(key, NOTHING), other.get(key, NOTHING), levels.get(key, 0)) for key in keys)
-    return sorted(rows, key=weight)
+def _weight(one: DiffRow) -> tuple[float, float, str]:
+    """Largest change first, then most time."""
+    change = max(abs(one.delta_ns), abs(one.device_delta_ns or 0))
+    return -change, -max(one.base_ns or 0, one.other_ns or 0), one.key
 
 
 def row(key: str, base: Value, other: Value, level: int = 0) -> DiffRow:
@@ -580,8 +547,23 @@ class _Alignment:
 
     def pair(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
         """Of two nodes that are matched, with all below."""
-        yield row(_key(base, other), self._value([base], 0), self._value([other], 1), level)
-        yield from self._kernel_rows(base, other, level + 1)
+        key = _title(base)
+        if base.type != other.type:  # of steps, and of a trace without any
+            key = f"{key} | {_title(other)}"
+        elif base.name != other.name:
+            key = f"{key} | {other.name}"
+        yield row(key, self._value([base], 0), self._value([other], 1), level)
+        pairs = {
+            place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
+        }
+        longest = {place: max(one.ns for one in pair if one) for place, pair in pairs.items()}
+        for place in sorted(pairs, key=lambda place: -longest[place]):
+            if longest[place] > self._least_ns:
+                (operator, position), pair = place, pairs[place]
+                names = dict.fromkeys(max(sorted(one.names), key=one.names.__getitem__) for one in pair if one)
+                where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"
+                key = f"{where}: {' | '.join(names)}"
+                yield row(key, self._kernel(pair[0], 0), self._kernel(pair[1], 1), level + 1)
         yield from self.rows(base.children, other.children, level + 1)
 
     def rows(self, base: list[StepNode], other: list[StepNode], level: int) -> Iterator[DiffRow]:
@@ -615,16 +597,6 @@ class _Alignment:
             device_ns=sum(node.device_ns for node in nodes) / divisor if tree.has_device else None,
         )
 
-    def _kernel_rows(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
-        pairs = {
-            place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
-        }
-        longest = {place: max(one.ns for one in pair if one) for place, pair in pairs.items()}
-        for place in sorted(pairs, key=lambda place: -longest[place]):
-            if longest[place] > self._least_ns:
-                one, two = pairs[place]
-                yield row(_kernel_key(place, one, two), self._kernel(one, 0), self._kernel(two, 1), level)
-
     def _kernel(self, kernel: KernelSum | None, side: int) -> Value:
         if kernel is None:
             return NOTHING
@@ -654,21 +626,8 @@ def _aligned(
         ours, theirs = block.a + block.size, block.b + block.size
 
 
-def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:
-    operator, position = place
-    names = dict.fromkeys(max(sorted(side.names), key=side.names.__getitem__) for side in (base, other) if side)
-    where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"
-    return f"{where}: {' | '.join(names)}"
-
-
 def _title(node: StepNode) -> str:
     return f"{node.type} {node.name}".rstrip()
-
-
-def _key(base: StepNode, other: StepNode) -> str:
-    if base.type != other.type:  # of steps, and of a trace without any
-        return f"{_title(base)} | {_title(other)}"
-    return _title(base) if base.name == other.name else f"{_title(base)} | {other.name}"
 
 
 def _list(nodes: list[StepNode]) -> str:

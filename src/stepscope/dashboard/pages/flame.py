@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.host.hotspots import StackSelection
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block

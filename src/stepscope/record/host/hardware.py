@@ -42,6 +42,11 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def gpu_facts() -> list[dict[str, Any]]:
+    with Gpus() as gpus:
+        return gpus.describe()
+
+
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:
     """The manifest's `noise` object: what makes two runs of the same program differ on this machine."""
     load = read_text(root / "proc/loadavg")
@@ -292,7 +297,6 @@ class Gpus:
             self._query("nvmlShutdown")
 
     def _query(self, name: str, *arguments: Any) -> Any:
-        """The answer, or None when this driver or device does not give it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except Exception:  # noqa: BLE001 - a binding that does not fit its driver raises anything
