@@ -22,7 +22,6 @@ from tests.reduced_runs import Made, reduced_run
 from tests.run_folders import make_run_folder
 
 main = partial(call, "runs")
-DAY_NS = 86_400 * 10**9
 
 
 @pytest.fixture
@@ -248,7 +247,7 @@ def test_hostile_names_are_harmless(tmp_path: Path, capfd: pytest.CaptureFixture
         (["--csv", "-"], "--csv writes the table of --hosts"),
     ],
 )
-def hosts_test_what_makes_no_sense_is_refused(
+def test_what_makes_no_sense_of_hosts_is_refused(
     hosts_folder: Path, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(*words, hosts_folder) == 2

@@ -183,7 +183,6 @@ WITH_ENVIRONMENT = (
     "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
     pytest.param("tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", marks=pytest.mark.thorough),
 )
-RESNET = "kineto_tb_plugin/resnet50_num_workers_0"
 ENOUGH = 12  # characters of a value that is worth looking for
 
 

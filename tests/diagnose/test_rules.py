@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -9,15 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepscope.diagnose
 from stepscope.analyze import analyze
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES, diagnose
 from stepscope.errors import UsageError
 from stepscope.model import CATEGORIES, SEVERITIES, Finding
+from stepscope.record.agent.knobs import check
+from stepscope.schema import Knob
 from stepscope.tables.schema import Tables
 from tests.analyze import scenes
 from tests.builders import MS, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, values
 from tests.records import replace
+
+FOLDER = Path(stepscope.diagnose.__file__).parent
+# What stands for a part of a `Try` that is computed: all it can be, or numbers at both ends.
+COMPUTED = {
+    "knob": ("fused", "foreach"),
+    "library": ("jemalloc", "tcmalloc"),
+    "str(fits)": ("1", "64"),
+    "str(wanted)": ("1", "16"),
+    "str(loader.suggested_workers)": ("1", "64"),
+}
 
 
 def only(tables: Tables, rule: str, sources: dict[str, str] | None = None) -> Finding:
@@ -177,3 +193,39 @@ def check_schema(finding: Finding, mean_ms: float) -> None:
     assert all(place.share is None or 0 <= place.share <= 1 + 1e-9 for place in finding.where)
     if finding.expected_gain is not None:
         assert 0 <= finding.expected_gain.low <= finding.expected_gain.high <= finding.gain_ceiling + 1e-9
+
+
+def texts(node: ast.expr) -> Iterator[str]:
+    """All that an argument of `Try` can be."""
+    if isinstance(node, ast.Constant):
+        yield str(node.value)
+    elif isinstance(node, ast.IfExp):
+        yield from texts(node.body)
+        yield from texts(node.orelse)
+    elif isinstance(node, ast.JoinedStr):
+        found = [""]
+        for part in node.values:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            found = [start + end for start in found for end in texts(inner)]
+        yield from found
+    else:
+        yield from COMPUTED[ast.unparse(node)]  # a new one: say what it can be
+
+
+def proposals() -> list[tuple[str, str]]:
+    found = set()
+    for path in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Try":
+                knob, value = node.args
+                found |= {(name, text) for name in texts(knob) for text in texts(value)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("knob", "value"), proposals())
+def test_what_findings_propose_to_try_is_a_knob_that_takes_the_value(knob: str, value: str) -> None:
+    check(Knob(knob, value))
+
+
+def test_all_families_of_proposed_knobs_are_found() -> None:
+    assert {knob.partition(".")[0] for knob, _ in proposals()} >= {"loader", "optimizer", "compile", "amp", "torch"}

@@ -239,7 +239,6 @@ def test_what_decides_a_value_is_named(name: str, here: Path) -> None:
     assert fix.changes == ()
 
 
-NO_GRAD = "optimizer.zero_grad({})  # here"
 HERE = "print(loss)  # here"
 # name -> (source, what goes, what comes, the finding)
 OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
