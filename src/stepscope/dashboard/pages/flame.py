@@ -55,7 +55,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _refused(context: PageContext, error: StepscopeError) -> Block:
-    """An error in the words of a page: without the option of the command line in front."""
     why = _OPTION.sub("", str(error))
     if context.params.get("with"):
         return blocks.empty("No comparison", traced.sentence(why), "Compare runs that were recorded in the same way.")
