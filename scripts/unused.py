@@ -43,7 +43,7 @@ ALLOWED = {
     ),
     "called on a `stepscope.profile`, which has what `torch.profiler.profile` has": (
         *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),
-        *("run_folder", "self_cpu_time_total", "toggle_collection_dynamic"),
+        *("self_cpu_time_total", "toggle_collection_dynamic"),
     ),
     "of report.json, documented, and shown by no surface": (
         *("library_function", "trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),

@@ -414,7 +414,9 @@ def test_a_loss_of_few_steps_counts_by_the_median(reading: Analysis) -> None:
 
 
 def test_idle_time_that_no_trace_explains_is_told(reading: Analysis) -> None:
-    odd = replace(reading, replays=tuple(replace(one, unexplained_ns=0.2 * 400_000) for one in reading.replays))
+    (one,) = reading.replays
+    known = {name: getattr(one, name) for name in Replay.__annotations__}
+    odd = replace(reading, replays=(Replay(**known | {"unexplained_ns": 0.2 * 400_000}),))
     assert "For 20% of the step the device idles" in found(odd)["sync.host_waits"].caveat
     assert "the device idles with work launched" not in found(reading)["sync.host_waits"].caveat
 
