@@ -180,6 +180,15 @@ def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     assert (about["max_norm"], again) == (2.0, [total.item()])
 
 
+def test_a_loss_that_does_not_lie_in_memory_as_it_is(captured: Captured) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1 + 2j]))
+    for _ in range(3):
+        loss = weight.conj().imag[0]  # a view that is negated when it is read
+        assert loss.is_neg()
+        loss.backward()
+    assert kept(captured)["train/loss"] == [-2.0] * 3
+
+
 @pytest.mark.usefixtures("captured")
 def test_what_a_clipping_call_raises_and_warns_of_is_the_scripts() -> None:
     weight = torch.nn.Parameter(torch.ones(1))

@@ -70,10 +70,14 @@ class ProcessMeter:
 
         Of processes that neither train nor load only what tells how much of the machine they use.
         """
+        last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
+        cpu_pct = None
+        if last is not None and monotonic_ns > last[0]:
+            cpu_pct = round(100.0 * (stat.cpu_ticks - last[1]) * _TICK_NS / (monotonic_ns - last[0]), 2)
         status, io = _text(f"/proc/{self._pid}/status"), _text(f"/proc/{self._pid}/io")
         resident_kib = _field(status, "VmRSS")
         values: dict[str, float | None] = {
-            "cpu_pct": self._cpu_pct(stat, monotonic_ns),
+            "cpu_pct": cpu_pct,
             "threads": stat.threads,
             "minor_faults": stat.minor_faults,
             "major_faults": stat.major_faults,
@@ -105,12 +109,6 @@ class ProcessMeter:
             unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "count")
             found += [(name, unit, reading, self._pid, None)] if reading is not None else []
         return found
-
-    def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
-        last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
-        if last is None or monotonic_ns <= last[0]:
-            return None
-        return round(100.0 * (stat.cpu_ticks - last[1]) * _TICK_NS / (monotonic_ns - last[0]), 2)
 
     def _migrations(self, stat: Stat) -> int | None:
         """The scheduler's own count of the main thread; without it, how often it was seen on another processor."""
