@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,7 +171,8 @@ def test_imported_after_the_agent_or_half_when_it_came(record: Any, half: bool) 
     else:
         recorded = record()
         trainer_class, _, _ = fake_frameworks.install()
-    recorded.probe.module_imported("fakeframe.trainer")
+    recorded.agent.probes.add(SimpleNamespace(name="sampler", uninstall=bool))  # stands among them and waits for none
+    recorded.agent.probes.module_imported("fakeframe.trainer")
     trainer_class(recorded.step, []).train(2)
     recorded.finish()
     assert len(recorded.of("framework")) == 1

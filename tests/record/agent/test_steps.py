@@ -221,6 +221,18 @@ a batch fetched and not used before the loop is left is no step
 a framework that says it evaluates is believed [both]
     2( for1x3( train ) eval_begin for2x2( wait:3 ) eval_end )
     -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+what nobody saw begin gives way to a loader's first fetch
+    bwd iter1 3( fetch1 train ) stop1
+    -> 3*T10=2+3+4+1+0 1x8
+another loader leads once the first one is not asked any more
+    iter1 iter2 2( fetch1 train ) 24( fetch2 train ) dead2
+    -> 26*T10=2+3+4+1+0 1x8
+a mark after a loop that ended inside a step
+    iter1 3( fetch1 train ) fetch1 fwd bwd stop1 wait:3 user train user
+    -> 3*T10=2+3+4+1+0 1x8, T9=2+3+4+0+0 1x8, T8=0+3+4+1+0 0x-
+a loop is left before its update, which follows
+    iter1 2( fetch1 fwd bwd ) dead1 wait:5 fwd bwd opt
+    -> T31=4+14+12+1+0 2x16
 updates by hand are cut by the next pass from the same line [no optimizer, both]
     first7 wait:5 5( derive7 wait:5 )
     -> T60=-+20+40+0+0 0x-, 5*T65=-+20+40+0+5 0x-

@@ -20,6 +20,7 @@ from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity
 from stepscope.record.agent.metrics import Metrics
+from stepscope.record.agent.patches import Probe
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from stepscope.record.agent.config import Config
     from stepscope.record.agent.knobs.base import KnobSet
-    from stepscope.record.agent.patches import Probe
 
 
 StepListener = Callable[[Optional[StepRow], int], Any]
@@ -75,7 +75,8 @@ class ProbeSet:
     def module_imported(self, name: str) -> None:
         """Told of modules that probes wait for."""
         for probe in self._probes:
-            self._guarded(probe.name, probe.module_imported, name)
+            if isinstance(probe, Probe):  # the sampler is none: it waits for no module
+                self._guarded(probe.name, probe.module_imported, name)
 
     def suspend(self, reason: str) -> None:
         """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 22  # elements that are worked on at once: 16 MB in single precision
 COPIED = 1 << 24  # elements of weights that are copied for an update that no state tells: 64 MB
+NODES_LIMIT = 20_000  # of a graph
 COUNTED = 1 << 26  # elements of an output of which zeros and what is not finite are counted: 16 slices
 
 
@@ -259,6 +260,18 @@ def activation(torch: Any, numbers: Numbers, output: Any) -> Callable[[list[floa
         return found
 
     return figures
+
+
+def graph_nodes(root: Any) -> Iterator[Any]:
+    """The nodes of a graph that autograd goes back along, its root first."""
+    seen: set[Any] = set()
+    waiting = [root]
+    while waiting and len(seen) < NODES_LIMIT:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def first_tensor(output: Any) -> Any:

@@ -30,7 +30,17 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
 from weakref import ref
 
 from stepscope.record.agent.frames import is_user_file
-from stepscope.record.agent.models import SLICE, Numbers, first_tensor, measurable, named, obstacle, quietly, slices
+from stepscope.record.agent.models import (
+    SLICE,
+    Numbers,
+    first_tensor,
+    graph_nodes,
+    measurable,
+    named,
+    obstacle,
+    quietly,
+    slices,
+)
 from stepscope.record.agent.patches import ModuleHook
 
 if TYPE_CHECKING:
@@ -39,7 +49,6 @@ if TYPE_CHECKING:
 
 
 LOOK_NS = 50_000_000  # of the training's time, for one look
-NODES_LIMIT = 20_000  # of a graph
 SEARCHES_LIMIT = 2  # of all objects of the process for models
 # Operators that hand on what is not finite, and make nothing of that kind out of moderate numbers.
 PASSING = re.compile(
@@ -92,7 +101,7 @@ class Origins:
 
     def of_loss(self, loss: Any, device_in_use: bool) -> dict[str, Any]:
         """The loss is not finite, and its graph still stands."""
-        nodes = _nodes(loss.grad_fn)
+        nodes = list(graph_nodes(loss.grad_fn))
 
         def look() -> dict[str, Any]:
             model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
@@ -291,17 +300,6 @@ def _are_finite(ends: tuple[float, float]) -> bool:
 def _function(node: Any) -> Any:
     """The `torch.autograd.Function` that the node is of; None where it is torch's own operator."""
     return getattr(type(node), "_forward_cls", None)
-
-
-def _nodes(root: Any) -> list[Any]:
-    nodes: dict[Any, None] = {}
-    waiting = [root]
-    while waiting and len(nodes) < NODES_LIMIT:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes[node] = None
-            waiting += [following for following, _ in node.next_functions]
-    return list(nodes)
 
 
 def _saved(node: Any) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,6 @@ frames under Dynamo's frame callback, which would compile them like the user's; 
 
 from __future__ import annotations
 
-import inspect
 import sys
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call, make_wrapper
 
 if TYPE_CHECKING:
+    import inspect
+
     from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.guard import After, Before, Guard, Pair
 

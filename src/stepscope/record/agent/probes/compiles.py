@@ -18,7 +18,7 @@ from typing import Any, Callable, List, NamedTuple
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import Place, user_places
 from stepscope.record.agent.masking import mask_text
-from stepscope.record.agent.patches import Probe
+from stepscope.record.agent.patches import Probe, is_whole
 from stepscope.record.agent.segments import StepRow
 
 PACKAGE = "torch._dynamo"
@@ -319,10 +319,7 @@ def _call(agent: Agent) -> Call:
 
 def _dynamo_utils() -> Any:
     """torch._dynamo.utils if Dynamo has been imported, and not only begun to be, on another thread."""
-    package = sys.modules.get(PACKAGE)
-    if package is None or getattr(getattr(package, "__spec__", None), "_initializing", False):
-        return None
-    return sys.modules.get(PACKAGE + ".utils")
+    return sys.modules.get(PACKAGE + ".utils") if is_whole(PACKAGE) else None
 
 
 def _frames_total(utils: Any) -> int:

@@ -25,11 +25,10 @@ from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.guard import Pair
+from stepscope.record.agent.models import graph_nodes
 from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, is_whole, scaler_home
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper, make_wrapper
 
-# Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
-NODES_LIMIT = 10_000
 VALUES = 8  # of a gradient on the CPU that was neither replaced nor written to in a way that torch counts
 
 
@@ -70,20 +69,10 @@ def _state(parameter: Any) -> Any:
 
 
 def _parameter(tensors: Any) -> Any:
-    """A leaf that a backward pass over `tensors` gives a gradient to."""
+    """A leaf that a backward pass over `tensors` gives a gradient to: it stands behind every branch."""
     first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-    waiting: list[Any] = [getattr(first, "grad_fn", None)]
-    seen: set[Any] = set()
-    while waiting and len(seen) < NODES_LIMIT:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            return variable
-        waiting.extend(following for following, _ in node.next_functions)
-    return None
+    leaves = (getattr(node, "variable", None) for node in graph_nodes(getattr(first, "grad_fn", None)))
+    return next((leaf for leaf in leaves if leaf is not None), None)
 
 
 class AutogradProbe(Probe):
