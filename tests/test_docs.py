@@ -1,11 +1,13 @@
-"""The documents say what the program has: commands, options, rules, event kinds, targets, links."""
+"""The documents say what the program has: commands, options, rules, event kinds, targets, links; and it takes them."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +15,13 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+
+from stepscope.analyze.compilers import prepared
+from stepscope.diagnose.rules import RULES
+from stepscope.tables.compile_reasons import CAUSES
+from tests.builders import T0, step_rows
+from tests.cli.calls import call
+from tests.run_folders import make_run_folder, metrics_event
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "stepscope"
@@ -282,3 +291,142 @@ def test_the_code_of_the_python_page_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("True ")
     assert "augment" in done.stdout
+
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "compilers.md").read_text()
+
+
+def first_cells(heading: str) -> set[str]:
+    """The names in the first column of the first table below `heading`."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_every_cause_is_explained() -> None:
+    assert first_cells("Causes and what to do") == set(CAUSES)
+
+
+def test_every_rule_on_compilers_is_listed() -> None:
+    others = ("transfer.device_to_host", "compute.execution_slow")  # what torch_xla's own rules ask besides
+    rules = {rule.name for rule in RULES if rule.name.startswith("compile.") or rule.name in others}
+    assert rules.issuperset(others)
+    assert first_cells("What the rules ask") == rules
+
+
+def test_the_numbers_it_names_exist() -> None:
+    section = PAGE.partition("## What the rules ask\n")[2].partition("\n## ")[0]
+    dotted = re.findall(r"`([A-Z]+)\.([a-z_]+)`", section)
+    plain = re.findall(r"`([A-Z]+_[A-Z_]+)`", section)
+    assert len(dotted) > 5
+    assert [f"{owner}.{name}" for owner, name in dotted if not hasattr(thresholds().get(owner), name)] == []
+    assert [name for name in plain if not hasattr(prepared, name) and name not in thresholds()] == []
+
+
+def test_warnings_and_rules_go_by_the_same_bounds() -> None:
+    """They stand twice: the rules' numbers are loaded by `--help`, which must not load the analyses."""
+    assert thresholds()["COMPILE"].slow_ms == prepared.SLOW_COMPILE_NS / 1e6
+    assert thresholds()["EXECUTION"].slow_ms == prepared.SLOW_EXECUTE_NS / 1e6
+
+
+# What of the documents is made here before commands are run, as recordings.
+RECORDED = (
+    *("RUN", "OTHER_RUN", "BEFORE", "AFTER", "before", "after", "ci", "qr", "runs/before", "runs/after"),
+    *("sets/before", "sets/after", "gate/base", "gate/head", "stepscope-runs/20260101-120000-train"),
+)
+STACKS = """\
+process 7:"python train.py";thread (7): MainThread;<module> (train.py:9);step (mylib/net.py:3) 60
+process 7:"python train.py";thread (7): MainThread;<module> (train.py:9);load (mypackage/data.py:5) 40
+"""
+PROGRAMS = ("analyze", "hotspots", "flamegraph", "compare", "batch", "runs")
+NEEDS_MORE = (
+    "--rank",
+    "--phase",
+    "DUMPS",
+    "--step ",
+    "compiles",
+    "energy",
+    "--fail-on recompile",
+    "--library flow",
+)  # than is recorded here
+STOPS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Command lines in blocks of code and between backticks."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            if match := re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(stepscope [a-z].*)", line):
+                yield match[1]
+    yield from re.findall(r"(?<!`)`(stepscope [a-z]+[^`]*)`(?!`)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def words_of(line: str) -> list[str]:
+    """As a shell parts them, up to what it does with the output."""
+    lexer = shlex.shlex(re.sub(r"\$\([^)]*\)|\bPID\b", "1", line), posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = list(lexer)
+    end = next((at for at, word in enumerate(words) if word in STOPS), len(words))
+    return words[1:end]
+
+
+@cache
+def lines() -> dict[str, str]:
+    """Each command line, without a comment behind it, and the first document it stands in."""
+    found: dict[str, str] = {}
+    for path in DOCUMENTS:
+        for line in commands_of(path.read_text(encoding="utf-8")):
+            found.setdefault(shlex.join(words_of(line)), path.name)
+    return found
+
+
+def parsed(line: str) -> Any:
+    """Raises the parser's error for what the program does not take."""
+    from stepscope.cli import COMMANDS, load
+
+    name, *arguments = shlex.split(line)
+    return load(name, COMMANDS[name]).make_context(name, arguments)
+
+
+def test_every_command_line_of_the_documents_is_one() -> None:
+    from stepscope.cli import COMMANDS, PARSE_ERROR
+
+    wrong = []
+    for line, document in lines().items():
+        if line in COMMANDS:  # the command as a word of a sentence
+            continue
+        try:
+            parsed(line)
+        except (PARSE_ERROR, KeyError) as error:
+            said = str(getattr(error, "message", error))
+            if not said or said.endswith("requires an argument."):  # a sentence about an option, without what it takes
+                continue
+            wrong.append(f"{document}: stepscope {line}: {said}")
+    assert len(lines()) > 100
+    assert wrong == []
+
+
+def test_those_that_need_a_recording_alone_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.txt").write_text(STACKS)
+    losses = metrics_event(("train/loss", "found", [T0 + 1, T0 + 2], [2.0, 1.0]))
+    for name in RECORDED:
+        folder = tmp_path / name
+        make_run_folder(folder.parent, name=folder.name, stacks_raw=STACKS, events=[losses], steps=step_rows(40))
+    ran: dict[tuple[str, ...], str] = {}  # one of each set of options
+    for line in lines():
+        name, *arguments = shlex.split(line)
+        starts = name == "runs" or (arguments and (tmp_path / arguments[0]).exists())
+        kind = (name, *(word for word in arguments if word.startswith("-")))
+        if name not in PROGRAMS or not starts or kind in ran or any(word in f"{line} " for word in NEEDS_MORE):
+            continue
+        status = call(name, *arguments)
+        told = capfd.readouterr().err
+        # a check of one run of each cannot be judged
+        assert status == (4 if "slower=" in line else 0), f"stepscope {line}: {told}"
+        ran[kind] = line
+    assert {name for name, *_ in ran} == set(PROGRAMS)
+    assert len(ran) > 15

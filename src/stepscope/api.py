@@ -236,13 +236,13 @@ class Run:
     @cached_property
     def _hangs(self) -> tuple[HangRecording | None, tuple[Path, ...]]:
         """What flight recorders and NCCL's RAS left in and beside the run, or among the paths; and the other paths."""
-        from stepscope.read import hang_files
+        from stepscope.read import hang_recording
 
         if not self.recorded:
-            return hang_files.read_hangs(self.paths)
+            return hang_recording.read_hangs(self.paths)
         with readable(self.folder, "check its permissions"):
-            files = [*hang_files.hang_files_of_run(self.folder), *hang_files.hang_files_in(self.beside)]
-        return (hang_files.read_hang_files(files) if files else None), self.paths
+            files = [*hang_recording.hang_files_of_run(self.folder), *hang_recording.hang_files_in(self.beside)]
+        return (hang_recording.read_hang_files(files) if files else None), self.paths
 
     @cached_property
     def hang(self) -> HangVerdict | None:
@@ -438,7 +438,7 @@ def is_run_folder(folder: Path) -> bool:
 
 def _holds_dumps(path: Path) -> bool:
     """Whether a file is a dump of a hang, or a folder holds one."""
-    from stepscope.read.hang_files import hang_files_in
+    from stepscope.read.hang_recording import hang_files_in
 
     return any(hang_files_in((path,)))
 

@@ -14,7 +14,7 @@ import pytest
 from stepscope import open_run
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.ranks import HangVerdict
-from stepscope.read import hang_files
+from stepscope.read import hang_recording
 from tests.builders import T0 as RUN_T0
 from tests.cli.calls import call as command
 from tests.cli.calls import json_of
@@ -91,9 +91,9 @@ def test_dumps_read_side_by_side_give_the_same_verdict(tmp_path: Path, monkeypat
     write(folder / "again", {4: STEP})
     (folder / "torn_rank_9").write_bytes(b'{"version": "2.10", "entries": [], "pg_config"')
     alone = verdict(folder)
-    monkeypatch.setattr(hang_files, "_WORTH_BYTES", 0)
-    monkeypatch.setattr(hang_files, "usable_cores", lambda: 3)
-    monkeypatch.setattr(hang_files, "main_is_guarded", lambda: True)
+    monkeypatch.setattr(hang_recording, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(hang_recording, "usable_cores", lambda: 3)
+    monkeypatch.setattr(hang_recording, "main_is_guarded", lambda: True)
     assert verdict(folder) == alone
     assert alone.ranks
 

@@ -118,7 +118,7 @@ def test_the_samples_of_a_healthy_step_are_named(
     recorded = record(tmp_path / "run", [PYTHON, "train.py"], options=["--no-window", "--no-report"], cwd=tmp_path)
     truth = [[*map(int, line.split())] for line in recorded.stdout.splitlines()]
     assert len(truth) == 24 // parts
-    for step, used in enumerate(truth):
+    for step, used in [*enumerate(truth)][:: 5 // parts]:
         (data,) = json_of(capfd, "batch", recorded.folder, "--step", step)["data"]
         own = [index for batch in data["batches"] if batch["suspect"] for index in batch["indices"]]
         assert own == used

@@ -126,7 +126,7 @@ def test_two_recorded_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     for name, seconds in (("a", "0.02"), ("b", "0.06")):
         # of few samples nothing is said to have grown, and on a busy machine there are fewer
-        options = ["--quiet", "--no-window", "--rate", "100", "--out", name]
+        options = ["--quiet", "--no-window", "--no-report", "--rate", "100", "--out", name]
         command = [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, "train.py"]
         subprocess.run([*command, seconds], cwd=tmp_path, timeout=120, check=True)
     document = json_of(capfd, "compare", "a", "b")

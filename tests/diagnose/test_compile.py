@@ -28,7 +28,7 @@ from tests.diagnose.compiler_views import (
     view,
     warning,
 )
-from tests.diagnose.judged import values
+from tests.diagnose.judged import needs, values
 from tests.records import replace
 
 HINT = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
@@ -97,10 +97,6 @@ def test_eager_steps_add_what_they_are_known_to_take_more(
     assert finding.share == pytest.approx((720 + more_ms * 11) / 2_000)
 
 
-def test_a_limit_nobody_timed_has_no_cost_and_is_no_finding() -> None:
-    assert found(view(counter(total_ms=None), limit(total_ms=None))) == []
-
-
 def test_steps_that_two_functions_make_slower_count_once() -> None:
     other = {"function": "encode", "definition": line(40, "encode"), "place": line(44, "encode")}
     eager = [EagerAfterLimit(each.id, 8, 20.0, 8, 50.0, 11) for each in (limit(), limit(**other))]
@@ -137,10 +133,6 @@ def test_the_fix_goes_by_the_cause(word: str, subject: str | None, advice: str) 
     told = "" if word == "unexplained" else "odd words"
     seen = cause("recompile", word, subject=subject, place=line(13), count=3, total_ms=400.0, text=told)
     assert advice in only(view(seen), "compile.same_cause").fix
-
-
-def test_the_first_compilation_of_a_frame_is_no_loss() -> None:
-    assert found(view(cause("compile", "", total_ms=1_900.0))) == []
 
 
 def test_the_cost_is_spread_over_training_steps_and_the_share_is_of_all_steps() -> None:
@@ -184,10 +176,18 @@ def test_a_graph_break_in_the_step_costs_what_compiling_behind_it_took() -> None
     assert finding.severity == "warning"
 
 
-def test_a_graph_break_nobody_timed_is_no_finding() -> None:
-    assert found(view(broken())) == []
-    assert found(view(broken(), resumed(total_ms=None))) == []
-    assert found(view(broken(), resumed(number=99))) == []
+@pytest.mark.parametrize(
+    "made",
+    [
+        view(counter(total_ms=None), limit(total_ms=None)),  # nobody timed it: it has no cost
+        view(cause("compile", "", total_ms=1_900.0)),  # the first compilation of a frame
+        view(broken()),
+        view(broken(), resumed(total_ms=None)),
+        view(broken(), resumed(number=99)),
+    ],
+)
+def test_what_nobody_timed_or_has_to_be_is_no_finding(made: CompilersView) -> None:
+    assert found(made) == []
 
 
 def test_cheap_graph_breaks_are_told_together() -> None:
@@ -198,19 +198,15 @@ def test_cheap_graph_breaks_are_told_together() -> None:
     assert finding.severity == "info"
 
 
-def test_without_step_times_the_rules_abstain_by_name() -> None:
-    abstained = {each.rule: each for each in judged(view(counter(), of_steps=())).abstained}
-    assert abstained["compile.limit_hit"].needs == "training steps, or rates of a torch_xla report"
-    assert not abstained["compile.limit_hit"].quiet
-    assert abstained["compile.unlowered"].quiet
-
-
-def test_what_cannot_tell_recompilations_abstains_by_name() -> None:
+def test_rules_abstain_by_name() -> None:
+    lacks = needs(judged(view(counter(), of_steps=())))
+    assert lacks["compile.limit_hit"] == ("training steps, or rates of a torch_xla report", False)
+    assert lacks["compile.unlowered"][1]
     counters = facts(recompiles=None, graph_breaks=None, compile_ms=None, longest_ms=None)
-    abstained = {each.rule: each.needs for each in judged(view(about=counters)).abstained}
-    assert "told from first" in abstained["compile.same_cause"]
-    assert abstained["compile.share"] == "durations of compilations"
-    assert "graph breaks" in abstained["compile.graph_break"]
+    lacks = needs(judged(view(about=counters)))
+    assert "told from first" in lacks["compile.same_cause"][0]
+    assert lacks["compile.share"][0] == "durations of compilations"
+    assert "graph breaks" in lacks["compile.graph_break"][0]
 
 
 BASE = analysis(None)
@@ -313,7 +309,7 @@ def test_items_beside_operators_keep_their_own_transfers() -> None:
 def test_a_report_without_rates_is_not_judged() -> None:
     bare = report(of_steps=(), about={"marked_steps": 15})
     assert found(bare) == []
-    assert {each.rule: each.needs for each in judged(bare).abstained}["compile.too_frequent"].startswith("training")
+    assert needs(judged(bare))["compile.too_frequent"][0].startswith("training")
 
 
 def test_a_slow_execution_is_a_weak_finding() -> None:

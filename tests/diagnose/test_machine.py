@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.diagnose import diagnose
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
-from stepscope.model import Diagnosis, Finding
+from stepscope.model import Finding
 from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
@@ -35,7 +34,7 @@ from tests.analyze.test_machine_views import (
 )
 from tests.analyze.test_pool import SMALL, pool_tables
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
-from tests.diagnose.judged import values
+from tests.diagnose.judged import judged, needs, only, told, values
 from tests.records import replace
 
 OWN = ("system.", "host.step_drift")
@@ -45,19 +44,12 @@ GROWING = [step for step in growing(jitter_ms=0) if step["wall_ns"] < 100 * MS]
 
 
 def findings(tables: Tables) -> dict[str, Finding]:
-    found = {finding.rule: finding for finding in diagnose(analyze(tables)).findings}
-    for finding in found.values():
-        assert all(evidence.source for evidence in finding.evidence)
-        assert finding.gain_ceiling >= finding.share > 0
-    return found
+    diagnosis = judged(tables)
+    return {finding.rule: only(diagnosis, finding.rule) for finding in diagnosis.findings}
 
 
 def own(tables: Tables) -> list[str]:
     return [rule for rule in findings(tables) if rule.startswith(OWN)]
-
-
-def needs(tables: Tables) -> dict[str, tuple[str, bool]]:
-    return {one.rule: (one.needs, one.quiet) for one in diagnose(analyze(tables)).abstained}
 
 
 def pressed(stalled_pct: float, faults_per_s: float, *, device: str | None = None) -> Tables:
@@ -122,7 +114,6 @@ def test_a_loss_is_told_with_its_cost_its_line_and_what_to_do(
     lines = [place.line for place in finding.where]
     assert lines[:1] == said.pop("lines", lines[:1])
     assert all(text in getattr(finding, name) for name, text in said.items())
-    assert all((finding.evidence, finding.fix, finding.caveat, finding.falsified_by))
 
 
 @pytest.mark.parametrize(
@@ -277,14 +268,9 @@ def children(of: Tables) -> ChildrenFacts:
     return machine.children
 
 
-def found(of: Tables) -> Finding | None:
-    return next((one for one in diagnose(analyze(of)).findings if one.rule == RULE), None)
-
-
 def test_processes_of_the_script_that_hold_the_cores_are_named() -> None:
     three = [process(pid) for pid in (51, 52, 53)]
-    finding = found(tables(three, 1.5, [started(pid, 7) for pid in (51, 52, 53)]))
-    assert finding is not None
+    finding = only(tables(three, 1.5, [started(pid, 7) for pid in (51, 52, 53)]), RULE)
     assert finding.title.startswith(
         f"3 processes that the script started ({BURN}, train.py:7) hold 1.5 of 2 cores: the main thread waits for one"
     )
@@ -295,9 +281,9 @@ def test_processes_of_the_script_that_hold_the_cores_are_named() -> None:
 
 
 def test_without_them_or_where_they_sleep_the_rule_keeps_quiet() -> None:
-    assert found(tables([], 0.0, [])) is None
-    assert found(tables([process(51)], 0.02, [started(51, 7)])) is None
-    assert found(tables([process(51)], 1.5, [started(51, 7)], delay=0.02)) is None
+    assert told(tables([], 0.0, []), RULE) is None
+    assert told(tables([process(51)], 0.02, [started(51, 7)]), RULE) is None
+    assert told(tables([process(51)], 1.5, [started(51, 7)], delay=0.02), RULE) is None
 
 
 def test_ranks_workers_and_helpers_are_nobodys_children() -> None:
@@ -325,12 +311,12 @@ def test_a_process_of_python_is_named_by_what_it_runs() -> None:
     assert child.cores == pytest.approx(1.0)
 
 
-FAULT_RULE = "memory.page_faults"
+FAULTS = "memory.page_faults"
 COST = {"page_bytes": 4096, "ns_alone": 1000.0, "threads": 2, "ns_beside": 1400.0, "ns_returned": 200.0}
 GLIBC = {"cost": COST, "huge_pages": "madvise", "libc": "glibc 2.36", "installed": []}
 
 
-def judged(
+def faulting(
     faults: int | None = 15_000,
     *,
     told: dict[str, Any] | None = GLIBC,
@@ -338,7 +324,7 @@ def judged(
     main: float | None = None,
     resident: float = 0.0,
     **step: Any,
-) -> Diagnosis:
+) -> Tables:
     """40 steps of 60 ms, half forward and half backward, with telemetry once a second where `main` gives a share."""
     phases = {"data_wait_ms": 0, "forward_ms": 30, "backward_ms": 30, "optimizer_ms": 0, "other_ms": 0, **step}
     rows = step_rows(200, minor_faults=faults, major_faults=0, **phases)
@@ -351,66 +337,57 @@ def judged(
         }
         row = {"host": "a", "time_ns": T0 + second * 1000 * MS, "unit": "count", "pid": PID}
         system += [{**row, "metric": metric, "value": value} for metric, value in counted.items()]
-    tables = make_tables(steps=rows, system=system, manifests=[{"page_faults": told, "environment": environment or {}}])
-    return diagnose(analyze(tables))
+    manifest = {"page_faults": told, "environment": environment or {}}
+    return make_tables(steps=rows, system=system, manifests=[manifest])
 
 
-def finding(diagnosis: Diagnosis) -> Finding | None:
-    return next((one for one in diagnosis.findings if one.rule == FAULT_RULE), None)
-
-
-def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back():
-    alone, shared, unknown = (finding(judged(main=main)) for main in (1.0, 0.5, None))
-    assert alone is not None
-    assert shared is not None
-    assert unknown is not None
+def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back() -> None:
+    alone, shared, unknown = (only(faulting(main=main), FAULTS) for main in (1.0, 0.5, None))
     assert alone.cost_ms_per_step == pytest.approx(15_000 * (1000 + 200) / 1e6)
     assert shared.cost_ms_per_step == pytest.approx(15_000 * (1400 / 2 + 200) / 1e6)
     assert unknown.cost_ms_per_step == shared.cost_ms_per_step  # the least it can have been
     assert shared.gain_ceiling == pytest.approx(15_000 * (1400 + 200) / 1e6 / 60)
-    assert judged(main=0.5).findings[0].rule == FAULT_RULE
-    told = values(shared)
-    assert told["page faults per step"] == 15_000
-    assert told["allocator"] == "glibc 2.36"
-    assert told["transparent huge pages"] == "madvise"
+    figures = values(shared)
+    assert figures["page faults per step"] == 15_000
+    assert figures["allocator"] == "glibc 2.36"
+    assert figures["transparent huge pages"] == "madvise"
 
 
 @pytest.mark.parametrize("faults", [0, 200, 3_000])
-def test_silent_where_they_cost_little(faults: int):
-    diagnosis = judged(faults)
-    assert finding(diagnosis) is None
-    assert FAULT_RULE not in {one.rule for one in diagnosis.abstained}
+def test_silent_where_they_cost_little(faults: int) -> None:
+    diagnosis = judged(faulting(faults))
+    assert told(diagnosis, FAULTS) is None
+    assert FAULTS not in needs(diagnosis)
 
 
-def test_pages_that_a_run_keeps_are_no_loss():
-    assert finding(judged(main=0.5, resident=1.0)) is None
-    half = finding(judged(main=0.5, resident=0.5))
-    assert half is not None
+def test_pages_that_a_run_keeps_are_no_loss() -> None:
+    assert told(faulting(main=0.5, resident=1.0), FAULTS) is None
+    half = only(faulting(main=0.5, resident=0.5), FAULTS)
     assert half.cost_ms_per_step == pytest.approx(7_500 * (1400 / 2 + 200) / 1e6)
 
 
-@pytest.mark.parametrize(("faults", "told"), [(None, GLIBC), (15_000, None), (15_000, {**GLIBC, "cost": None})])
-def test_abstains_without_counts_or_calibration(faults: int | None, told: dict[str, Any] | None):
-    diagnosis = judged(faults, told=told)
-    assert finding(diagnosis) is None
-    assert FAULT_RULE in {one.rule for one in diagnosis.abstained}
+@pytest.mark.parametrize(("faults", "measured"), [(None, GLIBC), (15_000, None), (15_000, {**GLIBC, "cost": None})])
+def test_abstains_without_counts_or_calibration(faults: int | None, measured: dict[str, Any] | None) -> None:
+    assert FAULTS in needs(faulting(faults, told=measured))
 
 
-def test_the_fix_is_for_the_allocator_in_use():
-    plain = finding(judged())
-    assert plain is not None
-    assert "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=4294967296" in plain.fix
-    assert [(one.knob, one.value) for one in plain.try_] == [
-        ("host.allocator", value) for value in ("keep", "keep_all", "huge_pages")
-    ]
-    kept = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-    for environment, told, words, tries in (
-        (kept, GLIBC, "out=", ["huge_pages"]),
+KEPT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+PLAIN = "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=4294967296"
+
+
+@pytest.mark.parametrize(
+    ("environment", "told", "words", "tries"),
+    [
+        ({}, GLIBC, PLAIN, ["keep", "keep_all", "huge_pages"]),
+        (KEPT, GLIBC, "out=", ["huge_pages"]),
         ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, GLIBC, "dirty_decay_ms", ["huge_pages"]),
         ({}, {**GLIBC, "libc": None, "installed": ["jemalloc"]}, "jemalloc", ["jemalloc"]),
         ({}, {**GLIBC, "huge_pages": "never"}, "MALLOC_MMAP_THRESHOLD_", ["keep", "keep_all"]),
-    ):
-        found = finding(judged(environment=environment, told=told))
-        assert found is not None
-        assert words in found.fix
-        assert [one.value for one in found.try_] == tries
+    ],
+)
+def test_the_fix_is_for_the_allocator_in_use(
+    environment: dict[str, str], told: dict[str, Any], words: str, tries: list[str]
+) -> None:
+    found = only(faulting(environment=environment, told=told), FAULTS)
+    assert words in found.fix
+    assert [(one.knob, one.value) for one in found.try_] == [("host.allocator", value) for value in tries]

@@ -104,5 +104,6 @@ def test_a_trace_with_allocations_names_the_function(tmp_path: Path) -> None:
     assert "aten::" in next(row.metric for row in risk.evidence if row.metric.startswith("still there"))
 
 
+@pytest.mark.thorough
 def test_a_trace_without_a_leak_names_nothing(tmp_path: Path) -> None:
     assert traced(tmp_path, "clean") == ()

@@ -1,4 +1,4 @@
-"""Runs of several ranks for tests of rules on communication, and what the rules say of them."""
+"""Ranks that wait for one of them, of few or of many, and what they exchange: found, kept quiet about, abstained."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.dashboard import single
-from stepscope.diagnose import RULES, diagnose
-from stepscope.diagnose.communication import COLLECTIVES
+from stepscope.diagnose.communication import COLLECTIVES, gloo_on_gpu
 from stepscope.errors import UnreadableInputError
-from stepscope.model import Analysis, Diagnosis, Finding, Place
+from stepscope.model import Analysis, Finding, Place, Report
 from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.sampled import RankLine, RankLines, SampledViews
 from stepscope.model.trace import SpanRef
@@ -38,8 +37,9 @@ from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows, sites
 from tests.builders import MS, make_tables, rank_info
 from tests.cli.calls import call, json_of
+from tests.diagnose.judged import judged, needs, only, told
 from tests.on_terminal import joined
-from tests.records import blank, replace
+from tests.records import blank, replace, some
 from tests.reduced_runs import LINE, Made, reduced_run
 from tests.run_folders import make_run_folder
 
@@ -55,14 +55,14 @@ def two(first: Phases, second: Phases, **more: Any) -> Analysis:
     return analysis_of(rank_rows(0, first), rank_rows(1, second), **more)
 
 
-def of_category(diagnosis: Diagnosis) -> list[Finding]:
-    return [finding for finding in diagnosis.findings if finding.category == "communication"]
+def of_category(given: Analysis) -> list[Finding]:
+    return [finding for finding in judged(given).findings if finding.category == "communication"]
 
 
-def only(analysis: Analysis, rule: str) -> Finding:
-    (finding,) = of_category(diagnose(analysis))
-    assert finding.rule == rule
-    return finding
+def alone(given: Analysis, rule: str) -> Finding:
+    """The only finding on communication."""
+    assert [finding.rule for finding in of_category(given)] == [rule]
+    return only(given, rule)
 
 
 def loader_sites(**more: Any) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def with_lines(analysis: Analysis, lines: Sequence[RankLine], straggler: int | N
 def test_a_rank_with_a_slower_input() -> None:
     item = Place(TRAIN, 30, "__getitem__")
     analysis = two((1, 10, 40, 1, 1), (21, 10, 20, 1, 1), journal=loader_sites())
-    finding = only(with_lines(analysis, [line(item, "data_wait", {0: 0.0, 1: 20.0})]), "communication.straggler")
+    finding = alone(with_lines(analysis, [line(item, "data_wait", {0: 0.0, 1: 20.0})]), "communication.straggler")
     assert finding.cost_ms_per_step == pytest.approx(20)
     assert finding.share == finding.gain_ceiling == pytest.approx(20 / 53)
     assert finding.ranks == (1,)
@@ -108,7 +108,7 @@ def test_a_rank_with_a_slower_input() -> None:
 
 def test_ranks_on_a_device_are_judged_with_less_confidence() -> None:
     ranks = [rank_info(rank, device="cuda") for rank in (0, 1)]
-    finding = only(two((0, 30, 20, 1, 1), (0, 10, 40, 1, 1), ranks=ranks), "communication.straggler")
+    finding = alone(two((0, 30, 20, 1, 1), (0, 10, 40, 1, 1), ranks=ranks), "communication.straggler")
     assert finding.confidence == "medium"
     assert "host" in finding.caveat
 
@@ -118,11 +118,11 @@ def test_sampled_lines_tell_of_work_inside_the_exchange() -> None:
     work, wait = Place(TRAIN, 50, "hook"), Place(TRAIN, 60, "main")
     lines = [line(work, "backward", {0: 20.0, 1: 1.0}), line(wait, "backward", {0: 20.0, 1: 39.0}, waiting=True)]
     analysis = two((0, 10, 40, 1, 1), (0, 10, 40, 1, 1))
-    finding = only(with_lines(analysis, lines, straggler=0), "communication.straggler")
+    finding = alone(with_lines(analysis, lines, straggler=0), "communication.straggler")
     assert finding.cost_ms_per_step == pytest.approx(19)
     assert finding.where[0].line == 50
     assert finding.confidence in ("low", "medium")
-    assert of_category(diagnose(with_lines(analysis, lines))) == []
+    assert of_category(with_lines(analysis, lines)) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -139,23 +139,23 @@ def test_jitter_is_no_straggler(seed: int) -> None:
             row["wall_ns"] = sum(
                 row[f"{phase}_ns"] for phase in ("data_wait", "forward", "backward", "optimizer", "other")
             )
-    assert of_category(diagnose(analysis_of(first, second))) == []
+    assert of_category(analysis_of(first, second)) == []
 
 
 def test_a_slow_quarter_and_ranks_that_do_not_wait_for_each_other_are_no_straggler() -> None:
     first, second = rank_rows(0, (1, 20, 60, 1, 1)), rank_rows(1, (1, 50, 30, 1, 1))
     for row in second[:11]:
         row["forward_ns"], row["backward_ns"] = 20 * MS, 60 * MS
-    assert of_category(diagnose(analysis_of(first, second))) == []
-    assert of_category(diagnose(two((0, 30, 20, 1, 1), (0, 10, 20, 1, 1)))) == []
+    assert of_category(analysis_of(first, second)) == []
+    assert of_category(two((0, 30, 20, 1, 1), (0, 10, 20, 1, 1))) == []
 
 
 def test_ranks_without_phases_abstain_by_name() -> None:
     rows = [{"rank": rank, "process": f"rank-{rank}", "step": n} for rank in (0, 1) for n in range(40)]
-    abstained = {one.rule: one for one in diagnose(analysis_of(rows)).abstained}
-    assert "phases" in abstained["communication.straggler"].needs
-    assert not abstained["communication.straggler"].quiet
-    assert "collectives" in abstained["communication.many_small_collectives"].needs
+    abstained = needs(analysis_of(rows))
+    assert "phases" in abstained["communication.straggler"][0]
+    assert not abstained["communication.straggler"][1]
+    assert "collectives" in abstained["communication.many_small_collectives"][0]
 
 
 def unequal(**more: Any) -> Analysis:
@@ -164,7 +164,7 @@ def unequal(**more: Any) -> Analysis:
 
 
 def test_unequal_batches_speak_instead_of_the_straggler() -> None:
-    finding = only(unequal(), "communication.unbalanced_work")
+    finding = alone(unequal(), "communication.unbalanced_work")
     # forward: 30 instead of the mean 20; of the 30 ms of backward as large a part, 10 of 32 ms
     assert finding.cost_ms_per_step == pytest.approx(10 + 30 * 10 / 32)
     assert finding.gain_ceiling == pytest.approx((32 + 30) * (1 - 16 / 24) / 62)
@@ -177,7 +177,7 @@ def test_the_transfer_does_not_shrink_with_the_batch() -> None:
     ref = SpanRef("rank-1", 1, 1, "rank-1", "trace-0.json")
     share = WorkerShare(ref, 3, 62 * MS, 0, 0, 0, 62 * MS, 5 * MS, 20 * MS)
     views = Views((), (), (), None, None, (), (), Distributed((share,), (), (), 1, 0, ()), {})
-    finding = only(replace(unequal(), views=views), "communication.unbalanced_work")
+    finding = alone(replace(unequal(), views=views), "communication.unbalanced_work")
     assert finding.cost_ms_per_step == pytest.approx(10 + 10 * 10 / 32)
     assert finding.confidence == "high"
 
@@ -236,27 +236,20 @@ def with_line(analysis: Analysis, *, known: bool = True) -> Analysis:
     hot = HotLine(TRAIN, 31, "Trainer.average", "rank", "other", 100, 0.5, 50.0, None, leaf)
     stacks = StackFacts("py-spy", 20.0, 200, 0, 200, {}, (hot,))
     loop = LoopFacts("wrapper", 120.0, 55.0, 2.0, place, None, "trace")
-    assert analysis.views is not None
-    seen = replace(analysis.views, operators=(operator,))
+    seen = replace(some(analysis.views), operators=(operator,))
     return replace(analysis, views=seen, stacks=stacks, loops=(loop,))
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts(known: bool) -> None:
+def test_the_line_of_the_calls_is_named_and_its_sampled_time_counts_once(known: bool) -> None:
     analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])), known=known)
-    diagnosis = diagnose(analysis)
-    (finding,) = of_category(diagnosis)
+    (finding,) = of_category(analysis)
     assert (finding.where[0].file, finding.where[0].line) == (TRAIN, 31)
     assert finding.gain_ceiling == pytest.approx(0.55)  # the loop around it goes as well
     assert finding.cost_ms_per_step == pytest.approx(50 * (1 - 10.8 / 40))
     assert finding.confidence == "high"
-
-
-def test_the_loop_around_collectives_is_told_once() -> None:
-    analysis = with_line(replace(healthy(), views=views([*many(0), *many(1)])))
-    assert "host.per_item_loop" not in {finding.rule for finding in diagnose(analysis).findings}
-    without = with_line(replace(healthy(), views=views([row(0, 400, 3, 300_000)])))
-    assert "host.per_item_loop" in {finding.rule for finding in diagnose(without).findings}
+    assert told(analysis, "host.per_item_loop") is None
+    assert told(with_line(replace(healthy(), views=views([row(0, 400, 3, 300_000)]))), "host.per_item_loop")
 
 
 @pytest.mark.parametrize(
@@ -270,18 +263,14 @@ def test_the_loop_around_collectives_is_told_once() -> None:
     ],
 )
 def test_other_collectives_are_left_alone(rows: list[CollectiveRow]) -> None:
-    assert of_category(diagnose(replace(healthy(), views=views(rows)))) == []
+    assert of_category(replace(healthy(), views=views(rows))) == []
 
 
 def test_what_a_slow_rank_keeps_the_calls_waiting_is_not_their_own() -> None:
     slow = two((0, 30, 60, 5, 5), (0, 10, 80, 5, 5))
-    found = {one.rule: one for one in of_category(diagnose(replace(slow, views=views([*many(0), *many(1)]))))}
+    found = {one.rule: one for one in of_category(replace(slow, views=views([*many(0), *many(1)])))}
     assert found["communication.straggler"].share == pytest.approx(0.2)
     assert found["communication.many_small_collectives"].gain_ceiling == pytest.approx(0.2)
-
-
-def judged(analysis: Analysis, rule: str) -> list[Finding]:
-    return next(one for one in RULES if one.name == rule).findings(analysis)
 
 
 def shares(waiting: int, transfer: int) -> Distributed:
@@ -308,46 +297,46 @@ def test_exposed_communication_of_ranks_on_processors() -> None:
     """Gloo runs beside the training thread: where nothing computes meanwhile it costs what it takes on any device."""
     place = Place(TRAIN, 14, "train")
     operator = blank(OperatorRow, name="c10d::_allgather_base_", calls=18, calls_per_step=6.0, place=place)
-    finding = only(on_processors(0.3, distributed=shares(5, 25), operators=(operator,)), "communication.exposed")
+    finding = alone(on_processors(0.3, distributed=shares(5, 25), operators=(operator,)), "communication.exposed")
     assert finding.share == pytest.approx(0.3 * 50 / 60)  # without what is waiting for the other rank
     assert finding.gain_ceiling == pytest.approx(0.3)
     assert [place.line for place in finding.where] == [14]
     assert finding.fix.startswith("Overlap")
     assert "not in the cost" in finding.caveat
-    assert of_category(diagnose(on_processors(0.3, distributed=shares(25, 5)))) == []  # they wait by turns
+    assert of_category(on_processors(0.3, distributed=shares(25, 5))) == []  # they wait by turns
 
 
 def test_waiting_and_transfer_ask_for_different_fixes() -> None:
-    (waiting,) = judged(replace(healthy(), views=exposed_views(0.3, shares(20, 10))), "communication.exposed")
-    (moving,) = judged(replace(healthy(), views=exposed_views(0.3, shares(5, 25))), "communication.exposed")
+    given = (replace(healthy(), views=exposed_views(0.3, shares(*each))) for each in ((20, 10), (5, 25)))
+    waiting, moving = (only(each, "communication.exposed") for each in given)
     assert waiting.fix.startswith("Most of it is waiting")
     assert moving.fix.startswith("Overlap")
     assert waiting.confidence == moving.confidence == "high"
-    assert any(one.value == 1 and "last" in one.metric for one in waiting.evidence)
-    assert not any("last" in one.metric for one in moving.evidence)
+    assert [[one.value for one in each.evidence if "last" in one.metric] for each in (waiting, moving)] == [[1], []]
 
 
-def test_gloo_beside_a_device() -> None:
-    rows = [row(rank, 25 << 20, 3, 30 * MS) for rank in (0, 1)]
-    (finding,) = judged(replace(healthy(), views=views(rows, basis="device")), "communication.gloo_on_gpu")
-    assert finding.share == pytest.approx(0.3)
-    assert "nccl" in finding.fix
-    assert judged(replace(healthy(), views=views(rows)), "communication.gloo_on_gpu") == []
-    nccl = [replace(one, library="nccl") for one in rows]
-    assert judged(replace(healthy(), views=views(nccl, basis="device")), "communication.gloo_on_gpu") == []
+@pytest.mark.parametrize(
+    ("library", "basis", "share"), [("gloo", "device", 0.3), ("gloo", "host", 0), ("nccl", "device", 0)]
+)
+def test_gloo_beside_a_device(library: str, basis: str, share: float) -> None:
+    rows = [row(rank, 25 << 20, 3, 30 * MS, library=library) for rank in (0, 1)]
+    found = gloo_on_gpu.findings(replace(healthy(), views=views(rows, basis=basis)))
+    assert sum(finding.share for finding in found) == pytest.approx(share)
+    assert all("nccl" in finding.fix for finding in found)
 
 
 def test_the_order_of_the_ranks_changes_nothing() -> None:
     first, second = rank_rows(0, (0, 10, 50, 1, 1), samples=8), rank_rows(1, (0, 30, 30, 1, 1), samples=24)
     found = [
-        diagnose(replace(analysis_of(*ranks), views=views([*many(1 - swapped), *many(swapped)]))).findings
+        judged(replace(analysis_of(*ranks), views=views([*many(1 - swapped), *many(swapped)]))).findings
         for swapped, ranks in enumerate(([first, second], [second, first]))
     ]
     assert found[0] == found[1]
     assert len(found[0]) == 2
 
 
-OPTIONS = api.ReadOptions(cache=False, keep=False)
+# --- many ranks, judged by reduced tables
+
 RULE = "communication.late_ranks"
 
 
@@ -355,19 +344,26 @@ def opened(run: Path, **more: Any) -> api.Run:
     return api.open_run(run, options=api.ReadOptions(cache=False, keep=False, **more))
 
 
-def surfaces(run: api.Run) -> dict[str, str]:
-    report = run.report()
-    pages = single.documents(run, report)
-    texts = {
-        key: " ".join(block["text"] for block in pages[f"runs/this/pages/{key}"]["blocks"] if block["kind"] == "text")
-        for key in ("findings", "ranks")
-    }
-    return {"terminal": joined(report), "html": single.plain(report, pages), **texts}
+def late(report: Report) -> list[dict[str, Any]]:
+    return [row for row in report.findings if row["rule"] == RULE]
 
 
-def test_a_late_rank_is_a_finding_with_cost_place_and_falsifier(tmp_path: Path) -> None:
-    report = opened(reduced_run(tmp_path / "run")).report()
-    (finding,) = [row for row in report.findings if row["rule"] == RULE]
+def with_raw(run: Path, ranks: range) -> Path:
+    """The recordings of these ranks beside the run's reduced tables."""
+    for rank in ranks:
+        make_run_folder(run.parent, name=run.name, rank=rank, pid=1000 + rank, host=f"node{rank // 8 + 1}")
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """32 ranks on four hosts, of which rank 13 is late for its data."""
+    return reduced_run(tmp_path / "run")
+
+
+def test_a_late_rank_is_a_finding_with_cost_place_and_falsifier(run: Path) -> None:
+    report = opened(run).report()
+    (finding,) = late(report)
     assert finding["ranks"] == [13]
     assert 15 < finding["cost_ms_per_step"] < 21
     (place,) = finding["where"]
@@ -382,76 +378,64 @@ def test_a_late_rank_is_a_finding_with_cost_place_and_falsifier(tmp_path: Path) 
 
 
 def test_all_surfaces_say_the_same(tmp_path: Path) -> None:
-    missing = range(8, 16)
-    run = opened(reduced_run(tmp_path / "run", Made(ranks=48, late=(21,), missing=missing)))
-    verdict = run.many_ranks
-    assert verdict is not None
-    assert (verdict.ranks, verdict.missing) == (40, tuple(missing))
-    for name, text in surfaces(run).items():
-        assert f"40 of 48 ranks judged by the reduced tables of 5 hosts: {verdict.reason}" in text, name
-        assert "8 ranks" in text, name
-        assert "8-15" in text, name
-    written = json.loads(report_bytes(run.report()))
+    run = opened(reduced_run(tmp_path / "run", Made(ranks=48, late=(21,), missing=range(8, 16))))
+    verdict, report = some(run.many_ranks), run.report()
+    assert (verdict.ranks, verdict.missing) == (40, tuple(range(8, 16)))
+    pages = single.documents(run, report)
+    texts = [joined(report), single.plain(report, pages)]
+    for key in ("findings", "ranks"):
+        blocks = pages[f"runs/this/pages/{key}"]["blocks"]
+        texts.append(" ".join(block["text"] for block in blocks if block["kind"] == "text"))
+    for text in texts:
+        assert f"40 of 48 ranks judged by the reduced tables of 5 hosts: {verdict.reason}" in text
+        assert "8 ranks" in text
+        assert "8-15" in text
+    written = json.loads(report_bytes(report))
     assert written["views"]["many_ranks"]["reason"] == verdict.reason
+    assert written["views"]["many_ranks"]["missing"] == [*range(8, 16)]
     assert written["views"]["ranks_read"]["absent_ranks"] == "8-15"
-    assert written["views"]["many_ranks"]["missing"] == [*missing]
-    assert [row["confidence"] for row in written["findings"] if row["rule"] == RULE] == ["medium"]
+    assert [row["confidence"] for row in late(report)] == ["medium"]
 
 
 def test_a_healthy_run_has_no_finding_and_a_short_one_abstains_by_name(tmp_path: Path) -> None:
     healthy = opened(reduced_run(tmp_path / "healthy", Made(late=()))).report()
-    assert [row for row in healthy.findings if row["rule"] == RULE] == []
+    assert late(healthy) == []
     assert RULE not in {row["rule"] for row in healthy.abstained}
     assert "no rank, host or group keeps the others waiting" in joined(healthy)
     short = opened(reduced_run(tmp_path / "short", Made(steps=5))).report()
-    assert [row for row in short.findings if row["rule"] == RULE] == []
-    (needs,) = [row["needs"] for row in short.abstained if row["rule"] == RULE]
-    assert needs.startswith("enough in the reduced tables")
+    assert late(short) == []
+    (lacks,) = [row["needs"] for row in short.abstained if row["rule"] == RULE]
+    assert lacks.startswith("enough in the reduced tables")
     assert "5 steps count, at least 20 are needed" in joined(short)
 
 
 def test_a_persistent_rank_is_named_below_the_usual_floor(tmp_path: Path) -> None:
-    report = opened(reduced_run(tmp_path / "run", Made(ranks=256, steps=300, excess_ms=3.0))).report()
-    (finding,) = [row for row in report.findings if row["rule"] == RULE]
+    (finding,) = late(opened(reduced_run(tmp_path / "run", Made(ranks=256, steps=300, excess_ms=3.0))).report())
     assert finding["ranks"] == [13]
     assert finding["share"] < 0.04
 
 
-def with_raw(run: Path, ranks: range) -> None:
-    for rank in ranks:
-        host = f"node{rank // 8 + 1}"
-        make_run_folder(run.parent, name=run.name, rank=rank, pid=1000 + rank, host=host)
-
-
-def test_of_many_ranks_only_suspects_and_their_peers_are_read(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run")
-    with_raw(run, range(32))
-    found = opened(run)
-    read = found.ranks_read
-    assert read is not None
+def test_of_many_ranks_only_suspects_and_their_peers_are_read(run: Path) -> None:
+    found = opened(with_raw(run, range(32)))
+    read = some(found.ranks_read)
     assert 13 in read.in_full
     assert len(read.in_full) <= 3
     assert not read.by_steps
     assert set(found.tables.steps["rank"]) == set(read.in_full)
-    assert "ranks 0, 1, 13, read in full" in surfaces(found)["terminal"]
-    asked = opened(run, ranks=(30,))
-    assert set(asked.tables.steps["rank"]) == {*read.in_full, 30}
+    assert "ranks 0, 1, 13, read in full" in joined(found.report())
+    assert set(opened(run, ranks=(30,)).tables.steps["rank"]) == {*read.in_full, 30}
 
 
-def test_ranks_that_lie_elsewhere_are_shown_by_their_reduced_steps(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run")
-    with_raw(run, range(8))
-    found = opened(run)
-    assert found.ranks_read is not None
-    assert (found.ranks_read.in_full, found.ranks_read.by_steps) == ((0, 1), (13,))
+def test_ranks_that_lie_elsewhere_are_shown_by_their_reduced_steps(run: Path) -> None:
+    found = opened(with_raw(run, range(8)))
+    read = some(found.ranks_read)
+    assert (read.in_full, read.by_steps) == ((0, 1), (13,))
     assert {rank.rank: rank.host for rank in found.tables.ranks} == {0: "node1", 1: "node1", 13: "node2"}
     assert "of which only the reduced steps are here" in joined(found.report())
 
 
-def test_ranks_that_were_not_reduced_are_no_missing_ones(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run")
-    with_raw(run, range(32))
-    shutil.rmtree(run / "reduced" / "host-node4")
+def test_ranks_that_were_not_reduced_are_no_missing_ones(run: Path) -> None:
+    shutil.rmtree(with_raw(run, range(32)) / "reduced" / "host-node4")
     report = opened(run).report()
     read = report.views["ranks_read"]
     assert (read["absent"], read["not_reduced"], read["not_reduced_ranks"]) == (0, 8, "24-31")
@@ -459,29 +443,22 @@ def test_ranks_that_were_not_reduced_are_no_missing_ones(tmp_path: Path) -> None
 
 
 def test_a_few_ranks_that_are_all_here_are_read_in_full(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run", Made(ranks=8))
-    with_raw(run, range(8))
-    found = opened(run)
+    found = opened(with_raw(reduced_run(tmp_path / "run", Made(ranks=8)), range(8)))
     assert found.many_ranks is None
     assert set(found.tables.steps["rank"]) == set(range(8))
     assert RULE not in {row["rule"] for row in found.report().abstained}
 
 
-def test_what_was_copied_away_alone_is_read(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run")
-    with_raw(run, range(32))
-    whole = opened(run)
+def test_what_was_copied_away_alone_is_read(run: Path, tmp_path: Path) -> None:
+    whole = opened(with_raw(run, range(32)))
     assert opened(run / "reduced").folder == whole.folder, "beside its recordings the folder is a part of the run"
     shutil.copytree(run / "reduced", tmp_path / "elsewhere")
-    copied = opened(tmp_path / "elsewhere")
-    assert copied.many_ranks == whole.many_ranks
+    assert opened(tmp_path / "elsewhere").many_ranks == whole.many_ranks
     shutil.copytree(run / "reduced" / "host-node2", tmp_path / "one" / "host-node2")
-    alone = opened(tmp_path / "one" / "host-node2")
-    assert alone.many_ranks is not None
-    assert (alone.many_ranks.ranks, alone.many_ranks.stragglers[0].ranks) == (8, (13,))
-    inside = opened(run / "reduced" / "host-node2")
-    assert inside.many_ranks is not None
-    assert inside.many_ranks.ranks == 8, "the one that was named, not those beside it"
+    alone = some(opened(tmp_path / "one" / "host-node2").many_ranks)
+    assert (alone.ranks, alone.stragglers[0].ranks) == (8, (13,))
+    inside = some(opened(run / "reduced" / "host-node2").many_ranks)
+    assert inside.ranks == 8, "the one that was named, not those beside it"
 
 
 def test_damaged_hosts_are_left_out_and_said(tmp_path: Path) -> None:
@@ -495,27 +472,23 @@ def test_damaged_hosts_are_left_out_and_said(tmp_path: Path) -> None:
     assert "host-node3: left out" in text
     assert "host node2: stacks-3.raw is too large" in text
     assert len(report.views["ranks_read"]["problems"]) == 4
-    assert [row["ranks"] for row in report.findings if row["rule"] == RULE] == [[13]]
+    assert [row["ranks"] for row in late(report)] == [[13]]
 
 
-def test_where_all_tables_are_damaged_recordings_are_read_or_it_is_refused(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run", Made(ranks=16))
+def test_where_all_tables_are_damaged_recordings_are_read_or_it_is_refused(run: Path) -> None:
     for index in run.glob("reduced/host-*/reduced.json"):
         index.write_text('{"schema": "stepscope.reduced/1", "world_size": 1e400')
     with pytest.raises(UnreadableInputError, match="no host's reduced tables can be read"):
         opened(run).report()
-    with_raw(run, range(2))
-    report = opened(run).report()
+    report = opened(with_raw(run, range(2))).report()
     assert report.run["ranks"] == [0, 1]
     assert "all ranks that lie here were read instead" in joined(report)
 
 
-def test_a_number_of_ranks_that_no_machine_has_is_damage(tmp_path: Path) -> None:
-    run = reduced_run(tmp_path / "run", Made(ranks=16))
+def test_a_number_of_ranks_that_no_machine_has_is_damage(run: Path) -> None:
     index = run / "reduced" / "host-node1" / "reduced.json"
-    index.write_text(index.read_text().replace('"world_size":16', '"world_size":1000000000000'))
-    report = opened(run).report()
-    assert "the number of ranks is damaged" in joined(report)
+    index.write_text(index.read_text().replace('"world_size":32', '"world_size":1000000000000'))
+    assert "the number of ranks is damaged" in joined(opened(run).report())
 
 
 def test_hotspots_of_a_rank_that_nobody_suspects_are_read_when_asked_for(
@@ -538,12 +511,11 @@ def test_tables_and_comparisons_say_of_which_ranks_they_are(tmp_path: Path, capf
     assert f"first: figures are {said}" in json_of(capfd, "compare", *runs)["baseline"]["notes"]
 
 
-def test_recordings_that_never_ended_are_one_note(tmp_path: Path) -> None:
-    folder = reduced_run(tmp_path / "run")
-    for path in folder.glob("reduced/host-*/reduced.json"):
+def test_recordings_that_never_ended_are_one_note(run: Path) -> None:
+    for path in run.glob("reduced/host-*/reduced.json"):
         index = json.loads(path.read_text())
         del index["run"]["ended_ns"]
         path.write_text(json.dumps(index))
-    text = joined(opened(folder).report())
+    text = joined(opened(run).report())
     assert text.count("never ended") == 1
     assert "the recording on 4 hosts (node1, node2, node3 and 1 more) never ended" in text

@@ -34,9 +34,10 @@ from tests.analyze.test_pool import pool_tables
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.diagnose import compiler_views
 from tests.diagnose.compiler_views import storm, view
+from tests.diagnose.judged import only
 from tests.diagnose.test_machine import process, started
 from tests.diagnose.test_machine import tables as with_children
-from tests.records import replace
+from tests.records import replace, some
 from tests.report import fabricate
 
 FILE = "/home/user/project/train.py"
@@ -49,16 +50,10 @@ def at(line: int, share: float | None = None, function: str = "train") -> Place:
 def finding(rule: str, cost: float, *where: Place, **changes: Any) -> Finding:
     """A finding of a rule that exists, whatever else it says."""
     assert rule in {one.name for one in RULES}
-    known: dict[str, Any] = {
-        "id": f"{rule}-{changes.pop('key', '0')}",
-        "rule": rule,
-        "category": rule.split(".")[0],
-        "title": rule,
-    }
-    known |= {"severity": "warning", "confidence": "high", "fix": "", "falsified_by": "", "evidence": ()}
-    return replace(
-        Finding(**known, cost_ms_per_step=cost, share=0.1, gain_ceiling=0.1, where=where, ranks=(0,)), **changes
-    )
+    known: dict[str, Any] = {"rule": rule, "category": rule.split(".")[0], "title": rule, "severity": "warning"}
+    known |= {"confidence": "high", "fix": "", "falsified_by": "", "evidence": (), "ranks": (0,), "share": 0.1}
+    known |= {"id": f"{rule}-{changes.pop('key', '0')}", "gain_ceiling": 0.1, "where": where}
+    return Finding(**{**known, "cost_ms_per_step": cost, **changes})
 
 
 def scene(**changes: Any) -> Analysis:
@@ -199,27 +194,18 @@ def test_links_form_no_circle_and_do_not_depend_on_the_order(findings: list[Find
 LEVELS = ("low", "medium", "high")
 
 
-def loader(**by_phase: int) -> Finding:
-    """The loader's finding of a run that waits 60 % of its steps, as sampled stacks see the phases."""
+@pytest.mark.parametrize(("waits", "level"), [(580, "high"), (440, "medium")])
+def test_a_sampled_wait_far_from_the_measured_one_is_said(waits: int, level: str) -> None:
+    """Of a run that waits 60 % of its steps, of whose samples so many stand in the wait."""
     analysis = analyze(loader_tables())
-    assert analysis.stacks is not None
-    analysis = replace(analysis, stacks=replace(analysis.stacks, by_phase=by_phase))
-    return next(one for one in diagnose(analysis).findings if one.rule == "input.loader_bound")
-
-
-def test_sources_that_agree_raise_nothing_and_say_nothing() -> None:
-    found = loader(data_wait=580, forward=420)
-    assert found.disagreements == ()
-    assert found.confidence == "high"
-
-
-def test_a_sampled_wait_far_from_the_measured_one_is_said() -> None:
-    found = loader(data_wait=440, forward=560)
-    (said,) = found.disagreements
-    assert (said.value, said.other, said.unit) == (pytest.approx(0.6), pytest.approx(0.44), "fraction")
-    assert "steps.jsonl" in said.source
-    assert "1,000 samples" in said.other_source
-    assert found.confidence == "medium"
+    stacks = replace(some(analysis.stacks), by_phase={"data_wait": waits, "forward": 1000 - waits})
+    found = only(replace(analysis, stacks=stacks), "input.loader_bound")
+    assert found.confidence == level
+    assert len(found.disagreements) == (level == "medium")
+    for said in found.disagreements:
+        assert (said.value, said.other, said.unit) == (pytest.approx(0.6), pytest.approx(0.44), "fraction")
+        assert "steps.jsonl" in said.source
+        assert "1,000 samples" in said.other_source
 
 
 def window(ratio: float | None) -> WindowFacts:
@@ -230,7 +216,7 @@ def stepped(**changes: Any) -> Analysis:
     return replace(analyze(loader_tables()), **changes)
 
 
-def judged(analysis: Analysis, *findings: Finding) -> tuple[Finding, ...]:
+def weighed(analysis: Analysis, *findings: Finding) -> tuple[Finding, ...]:
     return weigh.weighed(findings, analysis)
 
 
@@ -238,7 +224,7 @@ def judged(analysis: Analysis, *findings: Finding) -> tuple[Finding, ...]:
 def test_a_window_whose_steps_are_slowed(ratio: float | None, said: int) -> None:
     shares = finding("launch.short_kernels", 5.0, at(30), confidence="medium")
     other = finding("io.blocking_in_step", 5.0, at(30))
-    found, untouched = judged(stepped(windows=(window(ratio),)), shares, other)
+    found, untouched = weighed(stepped(windows=(window(ratio),)), shares, other)
     assert len(found.disagreements) == said
     assert found.confidence == LEVELS[1 - said]
     assert untouched is other
@@ -253,7 +239,7 @@ def ranks(waited_ms: float) -> RanksFacts:
 def test_ranks_that_wait_for_another_time_than_one_takes_longer(waited_ms: float, said: int) -> None:
     """The rule lowers its own confidence for it, so it is only shown."""
     late = finding("communication.straggler", 8.0, at(30), confidence="medium")
-    (found,) = judged(scene(ranks=ranks(waited_ms)), late)
+    (found,) = weighed(scene(ranks=ranks(waited_ms)), late)
     assert len(found.disagreements) == said
     assert found.confidence == "medium"
 
@@ -263,7 +249,7 @@ def test_several_disagreements_lower_confidence_once() -> None:
     sampled = SampledViews((), {}, (), None, lines, {})
     late = finding("communication.straggler", 5.0, at(30))
     weak = finding("sync.host_waits", 5.0, at(30), confidence="low")
-    late, weak = judged(stepped(ranks=ranks(15.0), sampled=sampled, windows=(window(3.0),)), late, weak)
+    late, weak = weighed(stepped(ranks=ranks(15.0), sampled=sampled, windows=(window(3.0),)), late, weak)
     assert [said.unit for said in late.disagreements] == ["ms", ""]
     assert (late.disagreements[1].value, late.disagreements[1].other) == (1, 0)
     assert (late.confidence, weak.confidence) == ("medium", "low")
@@ -273,8 +259,7 @@ SOUND = ReadingFacts(1, 10_000, 0, 0, 0, 0, 500, 0.999, {"correlation": 0.999}, 
 
 
 def first(rule: str, tables: Any, **reading: Any) -> Finding:
-    analysis = replace(analyze(tables), reading=replace(SOUND, **reading))
-    return next(finding for finding in diagnose(analysis).findings if finding.rule == rule)
+    return only(replace(analyze(tables), reading=replace(SOUND, **reading)), rule)
 
 
 @pytest.mark.parametrize(
@@ -289,11 +274,10 @@ def first(rule: str, tables: Any, **reading: Any) -> Finding:
     ],
 )
 def test_a_loop_seen_in_a_poor_trace(reading: dict[str, Any], levels: int, said: str) -> None:
-    order = ("low", "medium", "high")
     sound = first("host.per_item_loop", loop_tables())
     found = first("host.per_item_loop", loop_tables(), **reading)
 
-    assert found.confidence == order[max(0, order.index(sound.confidence) - levels)]
+    assert found.confidence == LEVELS[max(0, LEVELS.index(sound.confidence) - levels)]
     assert found.caveat.startswith(said)
     assert found.caveat.endswith(sound.caveat)
     assert (found.caveat == sound.caveat) is (levels == 0)

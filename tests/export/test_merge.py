@@ -35,7 +35,7 @@ from tests.export.traces import (
     timed,
     trace,
 )
-from tests.fuzz import damage
+from tests.fuzz import cases as damage
 
 
 @pytest.fixture

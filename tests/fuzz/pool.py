@@ -1,19 +1,35 @@
-"""Runs cases in processes that may be ended: one that hangs or takes too much memory takes no other with it."""
+"""Runs cases in processes that may be ended: one that hangs or takes too much memory takes no other with it.
+
+`python -m tests.fuzz.pool FOLDER` reads damaged inputs one by one: numbers of cases on standard input, a line of JSON
+for each on the output.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+
+from stepscope.api import ReadOptions, open_run
+from stepscope.dashboard import single, terminal
+from stepscope.errors import StepscopeError
+from stepscope.report.document import read_report, report_bytes
+from tests.fuzz import cases
 
 CASE_S = 60.0  # a case takes some tenths of a second; on a busy machine ten times that
 START_S = 120.0  # for a process to be ready
@@ -67,7 +83,7 @@ def run(
 
 def _share(numbers: list[int], folder: Path, outcome: Outcome) -> None:
     """Run these cases in one process, and in another those behind one that it did not survive."""
-    command = [sys.executable, "-m", "tests.fuzz.worker", str(folder)]
+    command = [sys.executable, "-m", "tests.fuzz.pool", str(folder)]
     environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
     while numbers:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -105,3 +121,63 @@ def _watch(seconds: float, process: subprocess.Popen[str], hung: threading.Event
     timer.daemon = True
     timer.start()
     return timer
+
+
+WHOLE_PAGE_EVERY = 20  # cases: it costs ten times the rest
+OPTIONS = ReadOptions(cache=False, keep=False, workers=1)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    out, sys.stdout = sys.stdout, io.StringIO()
+    seeds = cases.Seeds(folder / f"process-{os.getpid()}" / "seeds")
+    for number in map(int, sys.stdin.read().split()):
+        print(json.dumps({"case": number}), file=out, flush=True)
+        place = folder / f"case-{number}"
+        place.mkdir()
+        path = cases.make(number, place, seeds)
+        _forget_peak()
+        began = time.monotonic()
+        word, text = _read(path, whole=number % WHOLE_PAGE_EVERY == 0)
+        row = {"case": number, "word": word, "text": text, "seconds": time.monotonic() - began}
+        print(json.dumps({**row, "most_bytes": _peak_bytes()}), file=out, flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _read(path: Path, *, whole: bool) -> tuple[str, str]:
+    """("report", ""), ("refused", the line) or ("traceback", where and what)."""
+    try:
+        run = open_run(path, options=OPTIONS)
+        report = run.report()
+        assert read_report(report_bytes(report)).schema == report.schema
+        terminal.render(report, Console(file=io.StringIO(), width=100))
+        pages = [single.plain(report, single.documents(run, report))]
+        if whole:
+            pages.append(single.render(run, report))
+        assert not any(single.UNMADE in page for page in pages), "a page could not be made"
+    except StepscopeError as error:
+        return "refused", str(error)
+    except BaseException as error:  # noqa: BLE001 - this is what is looked for
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            "traceback",
+            f"{type(error).__name__} in {frame.filename}:{frame.lineno} {frame.name}: {str(error)[:200]}",
+        )
+    return "report", ""
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+if __name__ == "__main__":
+    main()

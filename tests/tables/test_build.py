@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from stepscope import tables
 from stepscope.read import read_run
 from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables.build import write
+from stepscope.tables.links import METHODS, STATES
 from stepscope.tables.schema import SCHEMAS, Tables
-from tests.builders import MS, T0, step_rows
+from tests.builders import MS, T0, make_tables, step_rows
 from tests.run_folders import make_run_folder
 
 RAW = 'process 100:"python";thread (100): MainThread;<module> (train.py:3);f (a;b.py:4) 7\n'
@@ -270,3 +272,31 @@ def test_page_faults_that_changed_at_a_window_are_told(
     result = build(tmp_path, steps=rows, events=[window])
     notes = [note.text for note in result.quality.notes if "page faults" in note.text]
     assert [("15,000" in text, "6,000" in text) for text in notes] == [(True, True)] * told
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tables.md").read_text()
+
+
+def test_every_table_and_column():
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    assert set(SCHEMAS) <= set(sections)
+    for table, schema in SCHEMAS.items():
+        documented = re.findall(r"^\| `(\w+)` \| (\S+) \|", sections[table], re.MULTILINE)
+        assert documented == [(name, str(dtype)) for name, dtype in schema.items()], table
+    assert TABLES_SCHEMA in PAGE
+    assert [word for word in (*METHODS, *STATES) if f"`{word}`" not in PAGE] == []
+
+
+def test_polars_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kernel = {"category": "kernel", "track": "0/7", "duration_ns": 3 * MS}
+    built = make_tables(
+        events=[{"name": "aten::mm"}, {"name": "gemm", **kernel}, {"name": "add", **kernel}],
+        links=[{"event": 1, "launch": 0, "operator": 0}, {"event": 2}],
+    )
+    write(built, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    seen: list[pl.DataFrame] = []
+    exec(example, {"print": seen.append})
+    (frame,) = seen
+    assert set(frame.rows()) == {("linked", "correlation", 1, 3.0), ("before_recording", None, 1, 3.0)}

@@ -1,4 +1,4 @@
-"""One trace to Parquet: columns, parts, times, memory; however the reader cuts it.
+"""One trace to Parquet: columns, parts, times, memory, trees and links; however the reader cuts it.
 
 Impossible durations are repaired and plausible ones left alone. Whatever a trace holds, taking it in neither fails nor
 loses a slice, and its tables agree with each other.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.tables import trace_entry
+from stepscope.tables.arrays import NONE
 from stepscope.tables.ingest import LONGEST_NS, repair
+from stepscope.tables.links import Nesting, nest
 from stepscope.tables.schema import SCHEMAS
 from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
 
@@ -221,3 +224,216 @@ def test_any_slices(given_rows: list[Row], given_arrows: list[tuple[int, str, in
         assert link["frame"] is None or categories[link["frame"]] == "python_function"
         assert (link["state"] == "before_recording") == (link["launch"] is None and link["operator"] is None)
         assert (link["method"] is None) == (link["launch"] is None and link["operator"] is None)
+
+
+FRAME = {"category": "python_function", "name": "train.py(3): step", "start_ns": 0, "duration_ns": 1_000_000}
+
+
+def op(name: str, start: int, duration: int, **more: Any) -> Row:
+    return {"category": "cpu_op", "name": name, "start_ns": start, "duration_ns": duration, **more}
+
+
+def call(start: int, name: str = "cudaLaunchKernel", **more: Any) -> Row:
+    return {"category": "cuda_runtime", "name": name, "start_ns": start, "duration_ns": 5, **more}
+
+
+def kernel(start: int, **more: Any) -> Row:
+    return {"category": "kernel", "name": "gemm", "track": "0/7", "start_ns": start, "duration_ns": 100, **more}
+
+
+def linked(tmp_path: Path, *rows: Row, arrows: Sequence[Row] = ()) -> list[dict[str, Any]]:
+    return take_in(tmp_path, FakeSource(rows, arrows=arrows, size=2))[2].rows(named=True)
+
+
+def test_by_correlation_to_the_innermost_operator_and_function(tmp_path: Path):
+    (link,) = linked(
+        tmp_path,
+        kernel(500, correlation=9),
+        call(25, correlation=9),
+        op("aten::mm", 20, 30),
+        op("aten::linear", 10, 50),
+        FRAME,
+    )
+    wanted = {"event": 0, "launch": 1, "operator": 2, "frame": 4, "method": "correlation", "state": "linked"}
+    assert {name: link[name] for name in wanted} == wanted
+    assert (link["forward"], link["forward_method"]) == (None, None)
+
+
+@pytest.mark.parametrize("category", ["Runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"])
+@pytest.mark.parametrize("device", ["Kernel", "gpu_memcpy", "Memset", "mtia_ccp_events"])
+def test_names_of_every_age_and_vendor(tmp_path: Path, category: str, device: str):
+    (link,) = linked(
+        tmp_path,
+        op("aten::mm", 10, 50, category="Operator"),
+        {**call(20), "category": category, "correlation": 1},
+        {**kernel(90), "category": device, "correlation": 1},
+    )
+    assert (link["event"], link["operator"], link["state"]) == (2, 0, "linked")
+
+
+@pytest.mark.parametrize("correlation", [{}, {"correlation": 0}])
+@pytest.mark.parametrize("kind", ["ac2g", "async"])
+def test_by_arrow_without_correlation(tmp_path: Path, correlation: dict[str, int], kind: str):
+    (link,) = linked(
+        tmp_path,
+        op("aten::mm", 10, 50),
+        call(20, correlation=0),
+        kernel(90, **correlation),
+        arrows=arrow(7, ("1/1", 20), ("0/7", 90), kind),
+    )
+    assert (link["launch"], link["operator"], link["method"], link["state"]) == (1, 0, "flow", "linked")
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "expected"),
+    [
+        (  # by External id, of the slice or of its launch
+            [
+                op("aten::mm", 10, 50, external_id=3),
+                kernel(90, external_id=3),
+                call(500, correlation=4, external_id=3),
+                kernel(600, correlation=4),
+                kernel(5, external_id=3),  # before the operator began
+            ],
+            ("launch", "operator", "method", "state"),
+            [
+                (None, 0, "external_id", "linked"),
+                (2, 0, "external_id", "linked"),
+                (None, None, None, "before_recording"),
+            ],
+        ),
+        (  # by time on the launch's thread within rounding to whole microseconds
+            [
+                op("aten::mm", 0, 50_000),
+                call(50_000, correlation=1),
+                kernel(90_000, correlation=1),
+                call(80_000, correlation=2),
+                kernel(91_000, correlation=2),
+            ],
+            ("operator", "method", "state"),
+            [(0, "containment", "linked"), (None, "correlation", "unlinked")],
+        ),
+        *(  # kernels of a graph share a launch and are apart
+            (
+                [op("replay", 10, 50), call(20, name, correlation=5), *(kernel(at, correlation=5) for at in (90, 200))],
+                ("launch", "state"),
+                [(1, "graph"), (1, "graph")],
+            )
+            for name in ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
+        ),
+        (  # correlations that come twice
+            [
+                *(op("first", 0, 50), call(10, "hipLaunchKernel", correlation=5), kernel(40, correlation=5)),
+                *(op("second", 100, 50), call(110, "hipLaunchKernel", correlation=5), kernel(140, correlation=5)),
+                kernel(5, correlation=5),
+            ],
+            ("operator",),
+            [(0,), (3,), (0,)],
+        ),
+    ],
+)
+def test_other_ways(tmp_path: Path, rows: list[Row], names: tuple[str, ...], expected: list[tuple[Any, ...]]):
+    assert [tuple(row[name] for name in names) for row in linked(tmp_path, *rows)] == expected
+
+
+BACKWARD = {"track": "1/2", "forward_thread": 1}
+
+
+def backward(start: int, sequence: int, **more: Any) -> list[Row]:
+    """A node of the backward pass, an operator in it, its launch and the kernel."""
+    place = {"track": more.get("track", "1/2")}
+    number = 1000 + start
+    return [
+        op("MmBackward0", start, 40, **{**BACKWARD, "sequence": sequence, **more}),
+        op("aten::mm", start + 5, 30, **place),
+        call(start + 10, correlation=number, **place),
+        kernel(start + 500, correlation=number),
+    ]
+
+
+def test_backward_reaches_the_forward_operator_that_made_the_node(tmp_path: Path):
+    (link,) = linked(
+        tmp_path,
+        op("aten::t", 0, 5, sequence=8),
+        op("aten::linear", 10, 50, sequence=9, forward_thread=0),
+        op("aten::mm", 20, 30, sequence=9),  # the last that began with the number made the node
+        op("aten::relu", 70, 5, sequence=10),
+        *backward(1000, 9),
+        op("aten::mm", 5000, 30, sequence=9),  # after it
+    )
+    assert (link["forward"], link["forward_method"], link["operator"]) == (2, "sequence", 5)
+
+
+def test_backward_by_arrow_where_there_is_no_number(tmp_path: Path):
+    node = {"track": "1/2", "forward_thread": 1}
+    (link,) = linked(
+        tmp_path,
+        op("aten::mm", 20, 30),
+        op("MmBackward0", 1000, 40, **node),
+        op("aten::mm", 1005, 30, track="1/2"),
+        call(1010, correlation=4, track="1/2"),
+        kernel(1500, correlation=4),
+        arrows=arrow(3, ("1/1", 20), ("1/2", 1000), "fwdbwd"),
+    )
+    assert (link["forward"], link["forward_method"]) == (0, "flow")
+
+
+def nested(*slices: tuple[int, int], functions: str = "", annotations: str = "", tracks: str = "") -> Nesting:
+    """Slices as (start, duration); the letters `x` in `functions` and `annotations` mark slices by position."""
+    count = len(slices)
+    return nest(
+        np.array([ord(c) for c in tracks] or [0] * count, dtype=np.int64),
+        np.array([start for start, _ in slices], dtype=np.int64),
+        np.array([duration for _, duration in slices], dtype=np.int64),
+        is_function=np.array([c == "x" for c in functions.ljust(count)], dtype=bool),
+        is_annotation=np.array([c == "x" for c in annotations.ljust(count)], dtype=bool),
+        precedence=np.zeros(count, dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slices", "marks", "parents", "self_ns"),
+    [
+        ([(0, 100), (90, 12)], {}, [NONE, 0], [90, 10]),  # a child that reaches over the end is cut
+        ([(0, 100), (90, 200), (95, 3)], {}, [NONE, NONE, 0], [97, 190, 3]),  # mostly outside it is a sibling
+        # __enter__ [0, 50), its helper [42, 48), the annotation [40, 70), an operator inside the annotation
+        (
+            [(0, 50), (42, 6), (40, 30), (55, 10)],
+            {"functions": "xx", "annotations": "  x"},
+            [NONE, 0, NONE, 2],
+            [44, 6, 10, 10],
+        ),
+    ],
+)
+def test_slices_that_do_not_nest(slices: Any, marks: dict[str, str], parents: list[int], self_ns: list[int]):
+    result = nested(*slices, **marks)
+    assert (result.parent.tolist(), result.self_ns.tolist(), result.clipped) == (parents, self_ns, 1)
+    assert not marks or result.frame.tolist() == [NONE, 0, NONE, NONE]
+
+
+slices = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans(), st.booleans()), max_size=30)
+
+
+@given(slices)
+def test_self_times_add_up_to_the_roots(rows: list[tuple[int, int, bool, bool]]):
+    flags = ["".join("x" if row[column] else " " for row in rows) for column in (2, 3)]
+    result = nested(*[row[:2] for row in rows], functions=flags[0], annotations=flags[1])
+    roots = result.parent == NONE
+    assert result.self_ns.sum() == result.extent_ns[roots].sum()
+    assert (result.self_ns >= 0).all()
+    assert (result.extent_ns <= [row[1] for row in rows]).all()
+    for i, parent in enumerate(result.parent.tolist()):
+        assert result.depth[i] == (0 if parent == NONE else result.depth[parent] + 1)
+        if parent != NONE:
+            assert result.extent_ns[i] <= result.extent_ns[parent]
+            assert result.frame[i] == (parent if rows[parent][2] else result.frame[parent])
+
+
+@given(slices)
+def test_slices_that_nest_are_left_alone(rows: list[tuple[int, int, bool, bool]]):
+    # Laid out as equal halves of halves, nothing overlaps partially.
+    laid = [(start % 8 * 64 >> (depth % 4), 64 >> (depth % 4)) for start, depth, _, _ in rows]
+    laid = [(start // length * length, length) for start, length in laid]
+    result = nested(*laid)
+    assert result.clipped == 0
+    assert (result.extent_ns == [length for _, length in laid]).all()

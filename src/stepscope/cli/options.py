@@ -19,7 +19,6 @@ from msgspec.structs import fields
 
 from stepscope.cli import say
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
-from stepscope.record.agent.config import WATCH_SHARE, watch_asked
 
 if TYPE_CHECKING:
     from stepscope.api import Progress, ReadOptions, Run
@@ -271,6 +270,8 @@ def watch_share(folder: Path | None = None, *, asked: bool = False) -> float:
     """The share of a run's time that monitors may take, 0 where none are wanted: `asked` for, or as the environment or
     else the settings say. Raises UsageError as `ignored_rules`.
     """
+    from stepscope.record.agent.config import WATCH_SHARE, watch_asked
+
     table, file = _nearest(folder)
     watch = table.get("watch", {})
     _checked(table, file)
@@ -345,6 +346,8 @@ def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
 
 
 def _check_watch(watch: Any, file: Path) -> None:
+    from stepscope.record.agent.config import WATCH_SHARE
+
     known = isinstance(watch, dict) and set(watch) <= {"on", "percent"}
     if not known or not isinstance(watch.get("on", True), bool):
         raise UsageError(f"{file}: watch is a table of on and percent; write [watch] and on = true (or false) below")

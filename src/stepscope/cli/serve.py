@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,6 +106,7 @@ def _is_remote() -> bool:
 def forwarding(port: int) -> str:
     """The command that brings the port to the machine where the browser is."""
     import getpass
+    import socket
 
     jump = os.environ.get("SLURM_SUBMIT_HOST") if os.environ.get("SLURM_JOB_ID") else None
     host = socket.gethostname()

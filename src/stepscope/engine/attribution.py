@@ -25,14 +25,6 @@ STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, 
 _PLACE = ("file", "line", "function", "exact")
 
 
-class Walk(Struct, frozen=True):
-    """Where walks ended: `stop` the row of the origin, `below` the row under it, `backward` a boundary that was met."""
-
-    stop: Int64
-    below: Int64
-    backward: Int64
-
-
 class Origins(Struct, frozen=True):
     """The slices of a trace as a tree: `user` and `library` give for each row the index of its origin in `Base.places`,
     or -1. `is_backward` are operators of the backward pass.
@@ -44,10 +36,11 @@ class Origins(Struct, frozen=True):
     library: Int32
     _stops: dict[tuple[bool, bool], Bools] = field(default_factory=dict)  # where walks of each sort end, by row
 
-    def walk(self, start: Int64, *, library: bool = False, boundary: bool = True) -> Walk:
+    def walk(self, start: Int64, *, library: bool = False, boundary: bool = True) -> tuple[Int64, Int64, Int64]:
         """Up from each of `start` (rows, -1 for none) to the first row that is an origin, itself included.
 
-        With `boundary` a walk ends at an operator of the backward pass too, before looking above it.
+        Gives that row, the row under it, and the row of a boundary that was met instead. With `boundary` a walk ends at
+        an operator of the backward pass too, before looking above it.
         """
         places = self.library if library else self.user
         if (library, boundary) not in self._stops:
@@ -57,7 +50,7 @@ class Origins(Struct, frozen=True):
         origin = (met >= 0) & (places[met] >= 0)
         stop, backward = np.where(origin, met, NONE), np.where(origin, NONE, met)
         below[stop < 0] = NONE
-        return Walk(stop, below, backward)
+        return stop, below, backward
 
 
 def origins(base: Base, span: Span) -> Origins:
@@ -131,15 +124,14 @@ def trace_linked(
         nothing = np.full(len(rows), NONE, np.int64)
         return Found(nothing, nothing, backward, backward)
     tree = origins(base, span)
-    first = tree.walk(rows)
-    found, below = _entries(tree.user, first.stop), first.below
-    backward = first.backward >= 0
+    stop, below, met = tree.walk(rows)
+    found, backward = _entries(tree.user, stop), met >= 0
     known = None
     if forward is not None:
         known = np.where(backward, forward, NONE)
     elif backward.any():  # the forward operator of operators of the backward pass, or of the nearest slice around them
         ahead_of = span.forward
-        holder = climb(span.parent, first.backward, ahead_of >= 0)
+        holder = climb(span.parent, met, ahead_of >= 0)
         known = np.where(holder >= 0, ahead_of[holder], NONE)
     ahead = np.zeros(len(rows), bool)
     for library in (False, True):
@@ -147,10 +139,10 @@ def trace_linked(
         for begin in (known, rows, frame):
             if begin is not None:
                 rest = np.flatnonzero((found < 0) & (begin >= 0))
-                again = tree.walk(begin[rest], library=library, boundary=False)
-                hit = again.stop >= 0
-                found[rest[hit]] = _entries(tree.library if library else tree.user, again.stop[hit])
-                below[rest[hit]], ahead[rest[hit]] = again.below[hit], begin is known
+                stop, under, _ = tree.walk(begin[rest], library=library, boundary=False)
+                hit = stop >= 0
+                found[rest[hit]] = _entries(tree.library if library else tree.user, stop[hit])
+                below[rest[hit]], ahead[rest[hit]] = under[hit], begin is known
     return Found(found, below, ahead, backward)
 
 

@@ -329,16 +329,6 @@ def _references(windows: Sequence[_Window], lowest: Int64) -> list[int]:
     return found
 
 
-class _Hull(Struct, frozen=True):
-    """Units that nothing small connects with the reference: what large collectives and messages allow, ns."""
-
-    offset: Floats  # arrays by unit, as in a fit
-    rate: Floats
-    half: Floats  # of what order allows, inf where it says nothing, NaN where it contradicts itself
-    within: Floats  # what the clocks that move together are not known to
-    count: Int64
-
-
 class _Window:
     """Members of one window, by call and host; times in floats of ns from its middle.
 
@@ -533,7 +523,7 @@ class _Window:
         of_host, units = np.array(self.unit_host), len(self.unit_host)
         if not self.main.any():
             self.main = of_host == reference
-        hull = self._hull(found)
+        offset, rate, half, spread, count = self._hull(found)
         within = self._within_hosts()
         own = self._own_bounds(found)
         base = np.flatnonzero(self.main & (of_host == reference))
@@ -575,18 +565,18 @@ class _Window:
                     residual_ns=float(found.sigma[unit]),
                     claimed=True,
                 )
-            elif hull is not None and np.isfinite(hull.half[unit]):
+            elif np.isfinite(half[unit]):
                 piece = replace(
                     piece,
-                    offset_ns=float(hull.offset[unit] - found.offset[to] + (hull.rate[unit] - found.rate[to]) * tau),
-                    bound_ns=float(hull.half[unit] + hull.within[unit]),
-                    rate_ppm=float(hull.rate[unit] - found.rate[to]) * 1e6 / self.half,
+                    offset_ns=float(offset[unit] - found.offset[to] + (rate[unit] - found.rate[to]) * tau),
+                    bound_ns=float(half[unit] + spread[unit]),
+                    rate_ppm=float(rate[unit] - found.rate[to]) * 1e6 / self.half,
                     rate_bound_ppm=0.0,
-                    calls=int(hull.count[unit]),
+                    calls=int(count[unit]),
                 )
                 reasons.append("no small collectives with the reference: order alone bounds it")
             else:
-                reasons.append(UNCONNECTED if hull is None or not np.isnan(hull.half[unit]) else MISMATCH)
+                reasons.append(MISMATCH if np.isnan(half[unit]) else UNCONNECTED)
             result.append(replace(piece, reason="; ".join(reasons)))
         return result
 
@@ -647,12 +637,16 @@ class _Window:
         far: Floats = dijkstra(graph, directed=False, indices=base).min(axis=0)[:units]
         return far
 
-    def _hull(self, found: Fit) -> _Hull | None:
-        """Offsets of units beside the main ones by all blocking collectives, and what order allows of them."""
+    def _hull(self, found: Fit) -> tuple[Floats, Floats, Floats, Floats, Int64]:
+        """Offsets and rates of units that nothing small connects with the main ones, by all blocking collectives.
+
+        Then what order allows of their offsets (half of it; inf where it says nothing, NaN where it contradicts itself)
+        and what the clocks that move together are not known to, ns; and the number of calls.
+        """
         units = len(self.unit_host)
         used = (np.bincount(self.unit, minlength=units) > 0) & ~self.refused[self.unit_host]
         if not (used & ~self.main).any():
-            return None
+            return found.offset, found.rate, np.full(units, np.inf), np.zeros(units), found.count
         # what small collectives connect moves as one
         part = np.where(self.main, 0, self.part + 1)
         parts = int(part.max()) + 1
@@ -675,7 +669,7 @@ class _Window:
         half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)
         told = np.isfinite(half)
         middle = np.where(told, low, 0.0) / 2 + np.where(told, high, 0.0) / 2
-        return _Hull(offset + middle[part], rate, half[part], within, rough.count[part])
+        return offset + middle[part], rate, half[part], within, rough.count[part]
 
     def _order(self, part: Int64, offset: Floats, rate: Floats, used: Bools) -> tuple[Floats, Floats]:
         """How far parts can be ahead (at least, at most) of where they are put, part 0 staying: nobody leaves before

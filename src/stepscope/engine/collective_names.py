@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 UNKNOWN = "unknown"
 MAX_ELEMENTS = 2**40  # of a message; more is damage, and sums of sizes stay whole numbers of 64 bits
@@ -52,39 +56,19 @@ _KINDS: tuple[tuple[str, str], ...] = (  # the first that the name holds, withou
 )
 _LIBRARIES = ("nccl", "rccl", "gloo", "hccl", "xccl", "oneccl", "nvshmem", "mpi", "ucc")
 
-# Names of types as c10d, the operators' "Input type" and PyTorch itself spell them -> PyTorch's name, bytes.
+
+class _DataType(Struct):
+    bytes: int
+    spelled: str  # as c10d, the operators' "Input type" and PyTorch itself spell it
+
+
+# PyTorch's name, bytes
 _TYPES: dict[str, tuple[str, int]] = {
-    spelling: (name, size)
-    for name, size, spellings in (
-        ("float64", 8, "double float64 f64"),
-        ("float32", 4, "float float32 f32"),
-        ("float16", 2, "half float16 f16"),
-        ("bfloat16", 2, "bfloat16 bf16"),
-        ("float8_e4m3fn", 1, "float8_e4m3fn"),
-        ("float8_e4m3fnuz", 1, "float8_e4m3fnuz"),
-        ("float8_e5m2", 1, "float8_e5m2"),
-        ("float8_e5m2fnuz", 1, "float8_e5m2fnuz"),
-        ("float8_e8m0fnu", 1, "float8_e8m0fnu"),
-        ("float4_e2m1fn_x2", 1, "float4_e2m1fn_x2"),
-        ("int64", 8, "long longint longlong int64 int64_t"),
-        ("int32", 4, "int int32 int32_t"),
-        ("int16", 2, "short shortint int16 int16_t"),
-        ("int8", 1, "char signedchar int8 int8_t"),
-        ("uint64", 8, "unsignedlong unsignedlongint uint64 uint64_t"),
-        ("uint32", 4, "unsignedint uint32 uint32_t"),
-        ("uint16", 2, "unsignedshort unsignedshortint uint16 uint16_t"),
-        ("uint8", 1, "byte unsignedchar uint8 uint8_t"),
-        ("bool", 1, "bool"),
-        ("complex32", 4, "complexhalf complex<half> complex32"),
-        ("complex64", 8, "complexfloat complex<float> complex64"),
-        ("complex128", 16, "complexdouble complex<double> complex128"),
-        ("qint8", 1, "qint8"),
-        ("quint8", 1, "quint8"),
-        ("qint32", 4, "qint32"),
-        ("bits8", 1, "bits8"),
-        ("bits16", 2, "bits16"),
-    )
-    for spelling in spellings.split()
+    spelling: (name, kind.bytes)
+    for name, kind in msgspec.json.decode(
+        Path(__file__).with_name("data_types.json").read_bytes(), type=dict[str, _DataType]
+    ).items()
+    for spelling in kind.spelled.split()
 }
 _NAMESPACE = re.compile(r"\s|c10::|at::|torch\.|std::")
 

@@ -8,7 +8,9 @@ a compilation); which of them a moment counts for is decided by the order in whi
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -20,49 +22,25 @@ from stepscope.engine.spans import Span, matches
 from stepscope.tables import categories
 from stepscope.tables.arrays import Bools, Int64
 
-# Ranges and functions that fetch the next batch.
-LOADER_RANGE = r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#"
-_LOADER_FUNCTION = r"(^|/)torch/utils/data/dataloader\.py\(\d+\): __next__$|(^|/)torchdata/.*\.py\(\d+\): __next__$"
-# Calls of a runtime or driver (CUDA and HIP) that return when the device is done, and those that get or give memory.
-_SYNC = r"^(cuda|cu|hip)((Device|Ctx|Stream|Event)Synchronize|Memcpy(\w*)$)"
+
+class _Names(Struct):
+    """host_activity.json: patterns of names of host slices, `operators` by kind, of traces whose work is the host's."""
+
+    loader_range: str  # fetches the next batch, as `loader_function` does
+    loader_function: str
+    sync: str  # a call of a runtime or driver (CUDA and HIP) that returns when the device is done
+    allocator: str  # gets or gives memory
+    compile_call: str  # builds code, as the two below
+    compile_range: str
+    compile_function: str  # of torch.compile what compiles alone: its wrappers around ready code run in every step
+    io_function: str  # reads and writes files
+    operators: dict[str, str]
+
+
+_NAMES = msgspec.json.decode(Path(__file__).with_name("host_activity.json").read_bytes(), type=_Names)
+LOADER_RANGE, OPERATOR_KINDS = _NAMES.loader_range, _NAMES.operators
 _ASYNC = r"(?i)async"
 _ITEM = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
-_ALLOCATOR = (
-    r"^(cuda|cu|hip)(Ext)?(Malloc|Free|Host(Alloc|Register|Unregister|Malloc|Free)|MemPool"
-    r"|Mem(Alloc|HostAlloc|Free|Create|Map|Unmap|Release|Address|SetAccess))"
-)
-# Building code. Of torch.compile only what compiles: its wrappers around code that is ready run in every step.
-_COMPILE_CALL = r"^(cuda|cu|hip)(Module(Load|GetFunction)|Library(Load|GetKernel)|Link)|^(nvrtc|hiprtc)"
-_COMPILE_RANGE = r"\(dynamo_timed\)$|^CachingAutotuner\.(benchmark|coordinate)|^Inductor compile"
-_COMPILE_FUNCTION = (
-    r"(^|/)torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py\("
-    r"|(^|/)torch/_inductor/compile_fx\.py\(\d+\): (_?compile_fx|_?fx_codegen|[fb]w_compiler|codegen_and_compile)"
-    r"|(^|/)torch/_inductor/(async_compile|graph|scheduler|select_algorithm)\.py\("
-    r"|(^|/)torch/_inductor/codecache\.py\(\d+\): (load|compile|write)"
-    r"|(^|/)torch/_inductor/runtime/triton_heuristics\.py\(\d+\): (_?precompile|_make_launcher|autotune_to_one|"
-    r"benchmark_all|bench$|_?coordinate_descent)"
-    r"|(^|/)triton/(compiler/|runtime/build\.py|runtime/jit\.py\(\d+\): (_do_compile|compile|create_binder)"
-    r"|runtime/autotuner\.py\(\d+\): (_bench|benchmark|do_bench)|testing\.py)"
-    r"|(^|/)torch/utils/cpp_extension\.py\(\d+\): (load|_jit_compile|_write_ninja)"
-    r"|(^|/)torch/jit/(_script|_trace)\.py\(\d+\): (script|trace)"
-)
-# Reading and writing files.
-_IO_FUNCTION = (
-    r"^<built-in (method|function) (write|writelines|flush|read|readline|readlines|readinto|close|truncate) of _io\."
-    r"|^<built-in function (open|io_open|fsync|fdatasync|print|sendfile|copy_file_range|rename|replace)>"
-    r"|(^|/)torch/serialization\.py\(\d+\): (save|load)$|(^|/)safetensors/torch\.py\(\d+\): (save|load)"
-    r"|(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|numpy/lib/_?npyio\w*)\.py\("
-)
-# Operators by kind, of a trace whose work is the host's.
-OPERATOR_KINDS = {
-    "convolution": r"^(aten|mkldnn|onednn|mkldnn_prepacked)::.*conv",
-    "attention": r"^aten::.*(attention|scaled_dot_product)",
-    "matmul": r"^(aten|mkldnn)::_?(linear|matmul|mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|einsum|tensordot|int_mm|"
-    r"mkldnn_linear|mkl_linear|scaled_mm|addmm_activation)(_out|_backward|_pointwise|_)?$|^mkl::_mkl_linear$",
-    "normalization": r"^aten::.*(batch_norm|layer_norm|group_norm|instance_norm|rms_norm|local_response_norm)",
-    "copies": r"^aten::(copy_|_to_copy|to|clone|contiguous|cat|stack|pin_memory|_pin_memory|index_select|resize_)$",
-    "optimizer": r"^aten::_(fused_(adam|adamw|sgd|adagrad)|foreach_)",
-}
 _OPTIMIZER_RANGE = r"^Optimizer\.(step|zero_grad)#"
 _ENGINE = r"^autograd::engine::"
 _STEP = r"^ProfilerStep#"
@@ -93,11 +71,11 @@ class HostActivity(Struct, frozen=True, dict=True):
     sorts: dict[str, Bools]
     found: Work
 
-    data = _times_of(ranges=LOADER_RANGE, functions=_LOADER_FUNCTION)  # waiting for, or making, the next batch
-    compiling = _times_of(calls=_COMPILE_CALL, ranges=_COMPILE_RANGE, functions=_COMPILE_FUNCTION)
-    allocating = _times_of(calls=_ALLOCATOR)
+    data = _times_of(ranges=LOADER_RANGE, functions=_NAMES.loader_function)  # waiting for, or making, the next batch
+    compiling = _times_of(calls=_NAMES.compile_call, ranges=_NAMES.compile_range, functions=_NAMES.compile_function)
+    allocating = _times_of(calls=_NAMES.allocator)
     launching = _times_of(calls="")  # launches, and every other call of the device's runtime or driver
-    io = _times_of(functions=_IO_FUNCTION)
+    io = _times_of(functions=_NAMES.io_function)
     operators = _times_of(operators="")
     python = _times_of(functions="")
 
@@ -114,7 +92,7 @@ class HostActivity(Struct, frozen=True, dict=True):
     def synchronizing(self) -> Intervals:
         """Calls that return when the device is done, copies to or from pageable memory, and `.item()` around them."""
         span, found = self.span, self.found
-        calls = self.named(_SYNC, self.sorts["calls"])
+        calls = self.named(_NAMES.sync, self.sorts["calls"])
         calls &= ~self.named(_ASYNC, calls)
         # what launched a copy with pageable memory on one side waits for it
         copies = np.flatnonzero((found.kind == COPY) & (found.launch >= 0))

@@ -12,8 +12,10 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import polars as pl
 from msgspec import Struct
 
@@ -197,41 +199,24 @@ def _with_slash(root: str) -> str:
     return root if root.endswith("/") else root + "/"
 
 
-_FRAMEWORKS = """
-    torch torch_xla torchvision torchaudio torchtext torchdata functorch triton numpy scipy pandas PIL cv2 stepscope
-    IPython ipykernel pydevd debugpy
-"""
-_DISTRIBUTIONS = """
-    absl accelerate aiohttp aiter albumentations apex bitsandbytes boto3 causal_conv1d click colossalai
-    compressed_tensors dask datasets deepspeed detectron2 diffusers einops fairscale fairseq fairseq2 fastai fastapi
-    filelock fla flair flash_attn flash_attn_3 flash_attn_interface flashinfer fsspec gluonts gradio h5py
-    huggingface_hub hydra ignite jinja2 joblib keras kornia librosa lightning lightning_fabric liger_kernel lmdb loguru
-    mamba_ssm markupsafe matplotlib megatron mlflow mmcv mmdet mmengine monai mpmath msgpack networkx
-    nltk omegaconf open_clip opt_einsum orjson packaging peft pkg_resources pluggy
-    polars psutil pyarrow pydantic pytest pytorch_lightning ray requests rich
-    safetensors sentence_transformers sentencepiece setuptools sgl_kernel sglang skimage sklearn soundfile spacy
-    starlette submitit sympy tensorboard tensorboardX tensorflow timm tokenizers torch_geometric torchao torchmetrics
-    torchrec torchtitan tqdm transformer_engine transformers trl typer typing_extensions urllib3 uvicorn uvloop vllm
-    wandb webdataset xformers yacs yaml zarr zmq
-"""
-# Often built from a checkout, so that they lie in a folder of their name and not among installed packages.
-_CHECKOUTS = """
-    aiter apex deepspeed flash_attn flashinfer megatron sglang torch torchvision transformer_engine transformers triton
-    vllm xformers
-"""
-# Whose functions call no operator of torch, also not in C, where a sampler would not see it.
-_WITHOUT_TENSORS = """
-    absl boto3 click cv2 dask fsspec h5py jinja2 joblib librosa lmdb loguru matplotlib mlflow msgpack networkx nltk
-    numpy omegaconf orjson pandas PIL polars psutil pyarrow requests rich scipy sentencepiece skimage sklearn soundfile
-    sympy tensorboard tensorboardX tokenizers tqdm urllib3 wandb yaml zarr
-"""
-_FORMER = "asynchat asyncore distutils imp sre_compile sre_constants sre_parse"  # of the standard library, once
+class _Packages(Struct):
+    """packages.json: names of packages that are nobody's own code.
 
-FRAMEWORKS = frozenset(_FRAMEWORKS.split())
-CHECKOUTS = frozenset(_CHECKOUTS.split())
-STANDARD = frozenset(sys.stdlib_module_names) | frozenset(_FORMER.split())
-WITHOUT_TENSORS = frozenset(_WITHOUT_TENSORS.split())
-LIBRARY_PARTS = FRAMEWORKS | frozenset(_DISTRIBUTIONS.split()) | STANDARD
+    `checkouts` are often built from one, so that they lie in a folder of their name and not among installed packages.
+    Functions of those `without_tensors` call no operator of torch, also not in C, where a sampler would not see it.
+    """
+
+    frameworks: frozenset[str]
+    distributions: frozenset[str]
+    checkouts: frozenset[str]
+    without_tensors: frozenset[str]
+    formerly_standard: frozenset[str]  # of the standard library, once
+
+
+_KNOWN = msgspec.json.decode(Path(__file__).with_name("packages.json").read_bytes(), type=_Packages)
+FRAMEWORKS, CHECKOUTS, WITHOUT_TENSORS = _KNOWN.frameworks, _KNOWN.checkouts, _KNOWN.without_tensors
+STANDARD = frozenset(sys.stdlib_module_names) | _KNOWN.formerly_standard
+LIBRARY_PARTS = FRAMEWORKS | _KNOWN.distributions | STANDARD
 
 MAX_FRAMES = 2_000  # of one recorded call stack
 MODULE_CALL = "nn.Module: "  # what the names of calls of modules begin with

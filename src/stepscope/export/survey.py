@@ -22,10 +22,9 @@ from stepscope.engine import collective_names as words
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, Track, safe, timed
 from stepscope.read import read_paths
-from stepscope.read.kineto import RawEvents
+from stepscope.read.kineto import RawEvents, host_of_name
 from stepscope.read.run_folder import machines_of
 from stepscope.read.text import moment_ns, whole_number
-from stepscope.read.traces import host_of_name
 
 MEMORY = "[memory]"
 STEP = re.compile(r"ProfilerStep#(\d{1,18})")

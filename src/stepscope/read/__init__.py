@@ -42,9 +42,9 @@ def read_third_party(paths: Sequence[Path]) -> RawRun:
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
     from stepscope.read.event_files import is_event_file, read_event_files
+    from stepscope.read.kineto import holds_traces, read_traces
     from stepscope.read.sampled_files import is_stack_file, open_stacks, read_stack_files
     from stepscope.read.streams import known_files, read_head
-    from stepscope.read.traces import holds_traces, read_traces
     from stepscope.read.xla_files import is_xla_file, read_xla_files
 
     if not paths:

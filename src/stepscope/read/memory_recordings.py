@@ -237,8 +237,15 @@ def read_memory_timeline(path: Path) -> tuple[memory.MemoryRecording, ...]:
     except ValueError:
         raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; export the timeline again") from None
     rows: list[_Row | None] = []
-    if isinstance(value, list) and len(value) == 2 and _is_table(value[0], value[1]):
-        rows.extend(_by_category(value[0], value[1]))
+    times, sizes = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    if (
+        isinstance(times, list)
+        and isinstance(sizes, list)
+        and len(times) == len(sizes)
+        and all(isinstance(row, list) for row in sizes)
+        and not any(isinstance(time, list) for time in times)
+    ):
+        rows.extend(_by_category(times, sizes))
     elif isinstance(value, list):
         rows.extend(map(_row, value))
     good = [row for row in rows if row is not None]
@@ -266,16 +273,6 @@ def read_memory_timeline(path: Path) -> tuple[memory.MemoryRecording, ...]:
 
 
 _Row = tuple[int, int, int, int]  # kind of event, ns, bytes, category
-
-
-def _is_table(times: Any, sizes: Any) -> bool:
-    return (
-        isinstance(times, list)
-        and isinstance(sizes, list)
-        and len(times) == len(sizes)
-        and all(isinstance(row, list) for row in sizes)
-        and not any(isinstance(time, list) for time in times)
-    )
 
 
 def _row(row: Any) -> _Row | None:

@@ -87,12 +87,16 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
     chosen = ranks_and_hosts
     names = parts_of(folder)
     machines = machines_of(names)
-    hosts = tuple(
-        _manifest(folder / name, losses)
-        if chosen is not None and machine not in chosen.hosts
-        else _with_telemetry(_host(folder / name, losses), folder / name, losses)
-        for name, machine in machines.items()
-    )
+    hosts = []
+    for name, machine in machines.items():
+        if chosen is not None and machine not in chosen.hosts:
+            hosts.append(_manifest(folder / name, losses))
+        else:
+            host, telemetry = (
+                _host(folder / name, losses),
+                _Files(folder / name, losses).rows("system.jsonl", _has_time),
+            )
+            hosts.append(msgspec.structs.replace(host, system=tuple(telemetry)))
     wanted = (
         name
         for name in names
@@ -104,7 +108,7 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
             f"{folder}: a run folder in which nothing can be read; record again with `stepscope run -- COMMAND`"
         )
     accounting = read_accounting(folder / ACCOUNTING, losses)
-    return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses, accounting=accounting)
+    return RawRun(folder=folder, hosts=tuple(hosts), ranks=ranks, losses=losses, accounting=accounting)
 
 
 def read_parts(folder: Path, names: Iterable[str]) -> RawRun:
@@ -203,11 +207,6 @@ def _host(folder: Path, losses: Losses) -> RawHost:
         processes=tuple(files.rows("processes.jsonl", _has_pid)),
         segments=tuple(_segments(files)),
     )
-
-
-def _with_telemetry(host: RawHost, folder: Path, losses: Losses) -> RawHost:
-    rows = tuple(_Files(folder, losses).rows("system.jsonl", _has_time))
-    return msgspec.structs.replace(host, system=rows)
 
 
 def _has_pid(row: Row) -> bool:

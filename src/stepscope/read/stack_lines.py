@@ -349,13 +349,17 @@ class PySpyRaw(StackSource):
 
 
 class _Reader:
+    """Knows what records begin with by the pieces between semicolons; beyond the bounds grammar reads what is new."""
+
     def __init__(self, names: FrameNames, hints: dict[int, str], *, prefixed: bool) -> None:
         self._frames = FrameTexts(names, pyspy_frame)
         self._hints = hints
         self._prefixed = prefixed
-        self._known = _KnownPrefixes()
+        self._known: dict[tuple[str, ...], Prefixes] = {}
+        self._lengths: list[int] = []  # numbers of pieces, the largest first
+        self._pieces = self._chars = 0
         if not prefixed:
-            self._known.learn([], NO_PREFIXES)
+            self._learn([], NO_PREFIXES)
 
     def stack(self, record: str, number: int) -> RawStack | None:
         cut = record.rfind(" ")
@@ -363,13 +367,13 @@ class _Reader:
         if samples is None or cut < 0 or len(record) > MAX_RECORD_CHARS:
             return None
         pieces = record[:cut].split(";")
-        prefixes, used = self._known.find(pieces)
-        if prefixes is not None:
-            try:
-                frames = tuple(map(self._frames.known.__getitem__, pieces[used:]))
-            except KeyError:
-                pass  # something new, or a semicolon inside a name
-            else:
+        for length in self._lengths:
+            prefixes = self._known.get(tuple(pieces[:length]))
+            if prefixes is not None:
+                try:
+                    frames = tuple(map(self._frames.known.__getitem__, pieces[length:]))
+                except KeyError:  # something new, or a semicolon inside a name
+                    break
                 return RawStack(*prefixes, frames, samples, number)
         return self._new(record[:cut], pieces, samples, number)
 
@@ -390,28 +394,10 @@ class _Reader:
             prefixes = prefixes._replace(name=clean(name))
         if len(rest) > MAX_FRAMES:
             return None
-        self._known.learn(pieces[: len(pieces) - len(rest)] if text else [], prefixes)
+        self._learn(pieces[: len(pieces) - len(rest)] if text else [], prefixes)
         return RawStack(*prefixes, self._frames.frames(rest), samples, number)
 
-
-class _KnownPrefixes:
-    """What records begin with, by the pieces between semicolons; beyond the bounds grammar reads what is new."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], Prefixes] = {}
-        self._lengths: list[int] = []  # numbers of pieces, the largest first
-        self._pieces = 0
-        self._chars = 0
-
-    def find(self, pieces: Sequence[str]) -> tuple[Prefixes | None, int]:
-        """The longest known beginning of `pieces`, and how many of them it takes."""
-        for length in self._lengths:
-            found = self._known.get(tuple(pieces[:length]))
-            if found is not None:
-                return found, length
-        return None, 0
-
-    def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
+    def _learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
         lengths = {*self._lengths, len(pieces)}
         self._pieces += len(pieces)
         self._chars += sum(map(len, pieces))

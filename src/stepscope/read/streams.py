@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,7 +68,8 @@ class ByteStream:
             packed = file.read(2) == GZIP
             file.seek(0)
             unpacked = 0
-            for piece in self._inflate(file) if packed else self._plain(file):
+            plain = iter(partial(self._read, file, self._limits.piece_bytes), b"")
+            for piece in self._inflate(file) if packed else plain:
                 unpacked += len(piece)
                 if unpacked > self._limits.unpacked_bytes:
                     keep = len(piece) - (unpacked - self._limits.unpacked_bytes)
@@ -88,10 +90,6 @@ class ByteStream:
         if self._progress is not None:
             self._progress(self._consumed, self._size)
         return data
-
-    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        while data := self._read(file, self._limits.piece_bytes):
-            yield data
 
     def _inflate(self, file: BinaryIO) -> Iterator[bytes]:
         """Small pieces, as damage costs all of the call that meets it."""

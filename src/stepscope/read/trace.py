@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import count
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -132,14 +132,6 @@ class TraceSummary(Struct, frozen=True):
     threads: dict[str, str]  # track -> thread name
     metadata: dict[str, Any] = field(default_factory=dict)
     quality: TraceQuality = field(default_factory=TraceQuality)
-
-
-class TraceSource(Protocol):
-    """A trace being read: take all of `chunks()`, then ask for `summary()`; both once."""
-
-    def chunks(self) -> Iterator[TraceChunk]: ...
-
-    def summary(self) -> TraceSummary: ...
 
 
 Id: TypeAlias = int | str

@@ -17,9 +17,9 @@ from msgspec import Struct
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.read import streams
+from stepscope.read.kineto import host_of_name, read_traces
 from stepscope.read.raw import Losses, RawRun
 from stepscope.read.run_folder import machines_of, parts_of, read_rank_traces
-from stepscope.read.traces import host_of_name, read_traces
 from stepscope.schema import REDUCED_SCHEMA
 
 LAYOUT = 1  # of what is kept; a change reduces every run again

@@ -56,16 +56,7 @@ class BuildOptions(Struct, frozen=True):
     steps: Steps | None = None
 
 
-class Entry(Struct, frozen=True):
-    """The folder of a trace's tables; `content` is what was just made, and may not be there yet, None where it was
-    found."""
-
-    folder: Path
-    content: StoredTrace | None = None
-
-    def read(self) -> StoredTrace:
-        """Its tables; raises UnreadableInputError, OSError or PolarsError where they are damaged."""
-        return read(self.folder) if self.content is None else self.content
+Entry = Path | StoredTrace  # the folder of a trace's tables, or what was just made, whose folder may not be there yet
 
 
 def fetch(path: Path, root: Path, progress: Tell | None = None, steps: Steps | None = None) -> Path:
@@ -115,7 +106,7 @@ def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
         if _is_there(entry):
             if ahead is not None:
                 ahead.stop()
-            return Entry(entry)
+            return entry
         part = _new_part(root)
         _making[entry] = threading.Event()
 
@@ -136,8 +127,8 @@ def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
     try:
         if ahead is not None:
             with suppress(Ended):
-                return Entry(entry, ingest(TraceAhead(ahead, progress), part, settle))
-        return Entry(entry, ingest(KinetoTrace(path, progress=progress), part, settle))
+                return ingest(TraceAhead(ahead, progress), part, settle)
+        return ingest(KinetoTrace(path, progress=progress), part, settle)
     except BaseException:
         settle(whole=False)
         raise
@@ -233,7 +224,7 @@ def _obtained(path: Path, folder: Path, steps: Steps | None, options: BuildOptio
     try:
         if options is None or options.steps is not None:
             # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
-            return Entry(fetch(path, folder, tell, steps))
+            return fetch(path, folder, tell, steps)
         return obtain(path, folder if folder == options.cache else None, tell)
     except (OSError, UnreadableInputError) as error:
         return str(error)
@@ -319,9 +310,9 @@ def _loaded(
 ) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
     """The rows of a trace; an entry that turns out damaged is made once more, and raises what it raises then."""
     try:
-        return load(entry.read(), rank, ref, first_id, options.steps)
+        stored = read(entry) if isinstance(entry, Path) else entry
+        return load(stored, rank, ref, first_id, options.steps)
     except _DAMAGED:
-        if entry.content is None:  # else nothing was read from a folder
-            shutil.rmtree(entry.folder, ignore_errors=True)
-    made = Entry(fetch(ref.path, root, steps=steps))
-    return load(made.read(), rank, ref, first_id, options.steps)
+        if isinstance(entry, Path):  # else nothing was read from a folder
+            shutil.rmtree(entry, ignore_errors=True)
+    return load(read(fetch(ref.path, root, steps=steps)), rank, ref, first_id, options.steps)

@@ -8,49 +8,45 @@ proportional to their length, never a reason to raise. What is found are columns
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from stepscope.read.raw import Row
 from stepscope.read.text import boolean, string
 
-CAUSES: dict[str, str] = {
-    # recompiles, and the limit of them
-    "shape": "the size or number of dimensions of a tensor changed",
-    "stride": "the memory layout of a tensor changed",
-    "dtype": "the data type of a tensor changed",
-    "device": "a tensor was on another device",
-    "requires_grad": "a tensor needed a gradient, or no longer did",
-    "type": "a value was of another type, or None",
-    "constant": "an argument or variable had another value",
-    "float_argument": "a float argument had another value",
-    "int_attribute": "an integer attribute had another value",
-    "attribute": "an attribute appeared, vanished or had another value",
-    "object": "another object was passed, or the same one twice",
-    "new_function": "another function was passed, or one was made anew",
-    "length": "a list, tuple or range had another length",
-    "keys": "a dictionary or set had other keys",
-    "grad_mode": "gradients were switched on or off",
-    "global_state": "a global setting changed: autocast, threads, default dtype or device, a function mode",
-    "tensor_read": "a value read from a tensor (.item(), .tolist()) was compiled in as a constant",
-    # graph breaks, and transfers of a device
-    "item": "a tensor's value was read: .item(), .tolist(), int(), float(), bool()",
-    "print": "something was printed or logged",
-    "data_dependent": "what to do next, or a shape, depended on the values of a tensor",
-    "unsupported_call": "a function was called that the compiler cannot follow, or was told not to",
-    "unsupported": "another construct that the compiler cannot follow",
-    "copy": "a tensor was copied to the host: .cpu(), .to('cpu'), .numpy()",
-    # torch_xla
-    "user_sync": "the script's own sync or step mark",
-    "loader_sync": "the parallel loader's sync at the end of a step",
-    "read_value": "a tensor's value was needed before the next sync",
-    "dynamo": "torch.compile on XLA",
-    "unlowered": "an operator that XLA does not have ran on the CPU",
-    "data_dependent_shape": "an operator whose output's shape depends on values: nonzero, unique, masked_select",
-    "unknown": "worded in a way this version does not know",
-}
+
+class _Words(Struct):
+    """compile_reasons.json: words of compilers and what they mean.
+
+    `causes` says what each cause is. Beginnings of a graph break's reason, in lower case, tell its cause
+    (`break_kinds`), a guard's whole text its cause and subject (`guards`, of `guard_parts`): a subject is made of
+    groups, the groups `old` and `new` are what the compiled version expected and what came; the first that fits
+    counts. `calls` are those whose first argument is the subject, `leads` sentences before a reason, `empty_advice`
+    fits every break and helps with none, `torch_parts` are what shortened paths of torch's files begin with.
+    """
+
+    causes: dict[str, str]
+    limits: tuple[str, ...]
+    xla: tuple[tuple[str, str], ...]
+    reads: frozenset[str]
+    data_dependent: frozenset[str]
+    break_kinds: dict[str, tuple[str, ...]]
+    leads: tuple[str, ...]
+    empty_advice: tuple[str, ...]
+    torch_parts: frozenset[str]
+    calls: dict[str, str]
+    guard_parts: dict[str, str]
+    guards: tuple[tuple[str, str | None, str], ...]
+
+
+_WORDS = msgspec.json.decode(Path(__file__).with_name("compile_reasons.json").read_bytes(), type=_Words)
+CAUSES = _WORDS.causes
 
 _ID = re.compile(r"\[?(![0-9]{1,9}(?:/[0-9]{1,9}/[0-9]{1,9})?|[0-9]{1,9}/[0-9]{1,9}(?:_[0-9]{1,9})?)\]?: ")
 _STACK = "\nUser stack trace:"
@@ -135,16 +131,6 @@ def _advice(hint: str, guard: str, comment: str) -> str | None:
     return None
 
 
-_LIMITS = (
-    "recompile limit exceeded",
-    "cache limit exceeded",
-    "recompile_limit reached",
-    "cache_size_limit reached",
-    "accumulated_recompile_limit",
-    "accumulated_cache_size_limit",
-    "fail_on_recompile_limit_hit",
-    "fail_on_cache_limit_hit",
-)
 _CURRENT_LIMIT = re.compile(r"currently set to (\d{1,9})\)")
 
 
@@ -155,7 +141,7 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
     anything is compiled), or by the wording of the failure, which changes with versions.
     """
     words = f"{string(event.get('fail_type')) or ''} {string(event.get('fail_reason')) or ''}"[:MAX_TEXT].lower()
-    if "recompilelimitexceeded" in words or any(limit in words for limit in _LIMITS):
+    if "recompilelimitexceeded" in words or any(limit in words for limit in _WORDS.limits):
         return True
     if event.get("graph") is None or string(event.get("recompile_reason")) is None:
         return False
@@ -167,61 +153,27 @@ def stated_limit(event: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-# parts of what torch_xla says a compilation or a transfer was for -> cause
-_XLA = (
-    ("parallel loader", "loader_sync"),
-    ("dynamo", "dynamo"),
-    ("trying to access tensor value", "read_value"),
-    ("access tensor value", "read_value"),
-    ("torch_xla.sync", "user_sync"),
-    ("mark_step", "user_sync"),
-    ("torch_xla.compile", "user_sync"),
-    ("steptrace", "user_sync"),
-)
-
-
 def xla_cause(text: str | None) -> str | None:
     """The cause word of a reason of torch_xla; None without a text, "unknown" for one that is not known."""
     if not text:
         return None
     low = text[:MAX_TEXT].lower()
-    return next((cause for part, cause in _XLA if part in low), UNKNOWN)
-
-
-_READS = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
-_DEPENDENT_NAMES = """
-    nonzero nonzero_numpy argwhere masked_select repeat_interleave bincount combinations unique unique2 _unique _unique2
-    unique_dim unique_consecutive unique_dim_consecutive
-"""
-_DATA_DEPENDENT = frozenset(f"aten::{name}" for name in _DEPENDENT_NAMES.split())
+    return next((cause for part, cause in _WORDS.xla if part in low), UNKNOWN)
 
 
 def operator_cause(operator: str | None, otherwise: str | None) -> str | None:
     """The cause that an operator's name tells: it reads one value, its output's shape depends on values, or neither."""
     name = (operator or "").split(".")[0]
-    if name in _READS:
+    if name in _WORDS.reads:
         return "item"
-    return "data_dependent_shape" if name in _DATA_DEPENDENT else otherwise
+    return "data_dependent_shape" if name in _WORDS.data_dependent else otherwise
 
 
 _HEAD, _AT = "Graph break", " in user code at "
 _REASONS = ("Graph Break Reason:", "Reason:")
 _STACKS = ("\nUser code traceback:", "\nUser Stack", "\nStack variable source attribution:")
 _LINK = re.compile(r"https?://[^\s\"'<>]{1,300}")
-# sentences before the reason itself; they end with a colon
-_LEADS = ("Encountered graph break when", "Failed to handle graph break gracefully")
 _PREFIX = "Unsupported: "
-# advice that fits every break and helps with none
-_EMPTY_ADVICE = (
-    "Please report an issue",
-    "Please file an issue",
-    "This graph break is fundamental",
-    "This graph break may have been caused by an earlier",
-    "It may be possible to write Dynamo tracing rules",
-    "This is likely to be a Dynamo bug",
-    "If it is a Python builtin",
-    "If it is a third-party",
-)
 _SHOWN_HINTS = 2
 
 _QUOTED_OPERATOR = re.compile(r"Operator `([\w.:]{1,200})`")
@@ -233,20 +185,6 @@ _DISABLED = re.compile(r"<(?:function|bound method) ([\w.<>]{1,200})")
 _READ_NAMES = ("tensor.item", "tensor.tolist", "tolist", "_local_scalar_dense", ".item()")
 _READERS = frozenset({"bool", "int", "float", "complex"})
 _PRINTERS = frozenset({"print", "warnings.warn", "_warnings.warn", "logging", "pprint"})
-# cause -> beginnings of the reason, in lower case
-_KINDS: dict[str, tuple[str, ...]] = {
-    "data_dependent": (
-        "data-dependent", "data dependent", "dynamic shape operator", "dynamic slicing with tensor", "generic_jump",
-    ),
-    "print": ("logger not supported", "logging.logger"),
-    "unsupported_call": (
-        "attempted to call function marked as skipped", "attempted to inline function marked as skipped",
-        "skipped inlining", "failed to trace builtin operator", "unsupported method call", "unsupported function call",
-        "unsupported tensor.", "tensor.", "call to `torch", "call torch._dynamo.disable", "skip calling `torch",
-        "skip function", "'skip function", "'inline in skipfiles", "inline in skipfiles",
-        "graph break due to unsupported", "builtin:", "call_function", "call_method",
-    ),
-}  # fmt: skip
 
 
 def parse_graph_break(text: str) -> Row:
@@ -301,7 +239,7 @@ def _parts(text: str) -> tuple[str | None, str]:
 
 def _reason(text: str) -> str:
     body = text.strip()
-    while body.startswith(_LEADS) and ":\n" in body:
+    while body.startswith(_WORDS.leads) and ":\n" in body:
         body = body.partition(":\n")[2].strip()
     return body.removeprefix(_PREFIX)
 
@@ -327,7 +265,7 @@ def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
         return "item", operator
     if operator in _PRINTERS or (operator or "").startswith("logging."):
         return "print", operator
-    cause = next((cause for cause, starts in _KINDS.items() if low.startswith(starts)), None)
+    cause = next((cause for cause, starts in _WORDS.break_kinds.items() if low.startswith(starts)), None)
     if cause is None:
         # a kind of break that this table does not list is still one, where the record has the form of one
         cause = "unsupported" if first and (told or "Explanation:" in more) else UNKNOWN
@@ -356,7 +294,7 @@ def _operator(first: str, more: str) -> str | None:
 def _hints(text: str) -> str | None:
     """The first hints that say what to do about this break; each may go over several lines."""
     hints = (one_line(part.partition("\n\n")[0]) for part in f"\n{text}".split("\n  Hint: ")[1:])
-    helpful = [hint for hint in hints if hint and not hint.startswith(_EMPTY_ADVICE)]
+    helpful = [hint for hint in hints if hint and not hint.startswith(_WORDS.empty_advice)]
     return one_line(" ".join(helpful[:_SHOWN_HINTS]))
 
 
@@ -367,16 +305,6 @@ MAX_ADVICE = 600
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})(?:, in ([^\n]{1,200}))?')
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.{1,200})_at_(\d{1,9})")
 _PLACE = re.compile(r":(\d{1,9}) in (\S{1,200})")
-# Shortened paths are relative to torch's own folder, so torch's files begin with one of its parts.
-_TORCH_NAMES = """
-    _decomp _dynamo _export _functorch _guards.py _higher_order_ops _inductor _jit_internal.py _library _lobpcg.py
-    _logging _meta_registrations.py _ops.py _prims _prims_common _refs _subclasses _tensor.py _tensor_str.py _utils.py
-    _utils_internal.py _vmap_internals.py amp ao autograd backends compiler cpu cuda distributed distributions export
-    fft func functional.py futures fx hub.py jit library.py linalg masked mtia multiprocessing nested nn onnx optim
-    overrides.py package profiler quantization quasirandom.py random.py return_types.py serialization.py signal sparse
-    special storage.py testing utils xpu
-"""
-_TORCH_PARTS = frozenset(_TORCH_NAMES.split())
 _FRAMEWORK = ("/site-packages/torch", "/dist-packages/torch", "/torch/_", "/stepscope/record/")
 _SHORTEST_SUFFIX = 6  # "a.py" would fit too many paths
 
@@ -446,7 +374,7 @@ def resolve(place: Location, known: Iterable[str]) -> Location | None:
         path = full.replace("\\", "/")
         if path == file or (len(file) >= _SHORTEST_SUFFIX and path.endswith(file)):
             return None if is_torch(full) else place._replace(file=full)
-    if is_torch(file) or file.partition("/")[0] in _TORCH_PARTS:
+    if is_torch(file) or file.partition("/")[0] in _WORDS.torch_parts:
         return None
     return place
 
@@ -469,31 +397,11 @@ class Guard(NamedTuple):
 _LOCAL = re.compile(r"\b[LG]\[['\"]([^'\"\[\]]{1,200})['\"]\]")
 _PART = re.compile(r"\.(?:_modules|_parameters|_buffers|__dict__)\[['\"]([^'\"\[\]]{1,200})['\"]\]")
 _DIMENSION = re.compile(r"\.(size|stride)\(\)\[(\d{1,3})\]")
-_TENSOR = re.compile(
-    r"tensor '(.{1,500}?)' (?:Tensor )?(size|stride|dtype|rank|requires_grad|device index|dispatch key set) mismatch"
-    r"(?: at index (\d{1,3}))?\. [Ee]xpected (?:device index to be |requires_grad=)?(.*)",
-    re.DOTALL,
-)
-_NO_TENSOR = re.compile(r"expected type of '(.{1,500}?)' to be a tensor type,.{0,20}but found (.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?\d{1,40}")
-_CLASS = re.compile(r"type=<(?:class|enum) '([^']{1,200})'>")
-_ARGUMENT = re.compile(r"___check_(?:type_id|obj_id|fake_script_type)\((.{1,500}), \d{1,30}\)", re.DOTALL)
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]'\""
-_FUNCTIONS = ("function", "method", "builtin_function_or_method", "code")
 _DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 PrivateUse2 PrivateUse3"
 _BACKENDS = frozenset(_DEVICES.split())
-_TRUTH = {"0": "False", "1": "True"}
-_TENSOR_CAUSES = {"size": "shape", "stride": "stride", "rank": "shape", "dtype": "dtype", "device index": "device"}
 _MIRRORED = {"==": "==", "!=": "!=", "<=": ">=", ">=": "<=", "<": ">", ">": "<"}
-
-# calls whose first argument is the subject -> cause
-_CALLS = {
-    **dict.fromkeys(("len", "___tuple_iterator_len", "___normalize_range_iter", "___normalize_count_iter"), "length"),
-    **dict.fromkeys(("___dict_version", "set.__contains__", "list"), "keys"),
-    "hasattr": "attribute",
-    **dict.fromkeys(("__math_isnan", "math.isnan"), "float_argument"),
-    "__numpy_isnan": "constant",
-}
 
 
 def plain(text: str) -> str:
@@ -501,55 +409,39 @@ def plain(text: str) -> str:
     return _PART.sub(r".\1", _LOCAL.sub(r"\1", text))
 
 
-# beginnings of sentences and calls -> cause, and what makes the subject of the words behind it
-_SENTENCES: dict[str, tuple[str | None, Callable[[str], str | None] | None]] = {
-    "Duplicate tensor": ("object", lambda rest: re.sub(r"[\[\]\"']", "", plain(rest.partition(": ")[2]))),
-    "getattr failed on source ": ("attribute", plain),
-    "KeyError on ": ("keys", plain),
-    "IndexError on ": ("length", plain),
-    "Cache line invalidated": (
-        "object",
-        lambda rest: plain(rest.partition("because ")[2].partition(" got deallocated")[0]),
-    ),
-    "BACKEND_MATCH": ("new_function", lambda _: "backend"),
-    **dict.fromkeys(("Unable to find recompilation reasons", "Unexpected recompilation"), (None, None)),
-    **dict.fromkeys(("_has_dynamo_dim_marking", "_dynamo_"), ("attribute", None)),
-    "Shape guard failed": ("shape", None),
-    **dict.fromkeys(("___check_global_state", "___check_torch_function_mode_stack"), ("global_state", None)),
-    **dict.fromkeys(("___check_metadata_", "___check_opaque_guard_fn_", "__dtensor_spec_"), ("object", None)),
-    "TYPE_MISMATCH(": ("type", None),
-    **dict.fromkeys(("torch.is_grad_enabled", "torch._C._is_grad_enabled"), ("grad_mode", None)),
-    "torch.": ("global_state", lambda rest: f"torch.{rest}".partition(" ")[0]),
-    "___skip_backend_check": ("new_function", None),
-}
+_GUARDS = tuple(
+    (re.compile(re.sub(r"<([A-Z]+)>", lambda part: _WORDS.guard_parts[part[1]], pattern), re.DOTALL), cause, subject)
+    for pattern, cause, subject in _WORDS.guards
+)
 
 
 def read_guard(text: str) -> Guard:
     """What `text`, a guard without its comment, says; cause "unknown" for a wording that is not known."""
     text = text.strip()
-    for read in (_tensor, _sentence, _identity, _call, _dimension, _comparison):
-        found = read(text)
-        if found is not None:
-            return Guard(found.cause, value(found.subject), value(found.old), value(found.new))
-    return Guard(UNKNOWN)
+    fits = ((match, cause, subject) for pattern, cause, subject in _GUARDS if (match := pattern.fullmatch(text)))
+    told = next(fits, None)
+    found = _told(*told) if told else _call(text) or _dimension(text) or _comparison(text) or Guard(UNKNOWN)
+    return Guard(found.cause, value(found.subject), value(found.old), value(found.new))
 
 
-def _tensor(text: str) -> Guard | None:
-    match = _TENSOR.match(text)
-    if match is None:
-        match = _NO_TENSOR.match(text)
-        if match is None:
-            return None
-        return Guard("type", plain(match[1]), "Tensor", match[2].removeprefix("<class '").removesuffix("'>"))
-    what, name = match[2], plain(match[1])
-    old, _, new = match[4].partition(". Guard failed on a parameter")[0].partition(", actual ")
-    old, new = old.rstrip(". "), new.rstrip(". ")
-    if what == "requires_grad":
-        return Guard("requires_grad", name, _TRUTH.get(old, old), {"0": "True", "1": "False"}.get(old))
-    if what == "dispatch key set":
-        return _dispatch(name, old, new)
-    shown = {"size": f".size({match[3]})", "stride": f".stride({match[3]})", "rank": ".dim()"}
-    return Guard(_TENSOR_CAUSES[what], name + shown.get(what, ""), old, new)
+def _told(match: re.Match[str], cause: str | None, subject: str) -> Guard:
+    said = {name: found or "" for name, found in match.groupdict().items()}
+    old, new = said.pop("old", None), said.pop("new", None)
+    said = {name: found if name in ("key", "item", "words", "found") else plain(found) for name, found in said.items()}
+    if "list" in said:
+        said["list"] = re.sub(r"[\[\]\"']", "", said["list"])
+    if "words" in said:
+        said["words"] = ", ".join(said["words"].split())
+    name = subject.format(**said)
+    if cause == "dispatch":
+        return _dispatch(name, old or "", new or "")
+    if cause == "requires_grad":
+        old, new = {"0": ("False", "True"), "1": ("True", "False")}.get(old or "", (old, None))
+    if "found" in said:
+        old, new = "Tensor", said["found"]
+    if "key" in said:
+        old, new = _contained(said["without"], said["key"])
+    return Guard(cause, name, old, new)
 
 
 def _dispatch(name: str, old: str, new: str) -> Guard:
@@ -564,60 +456,16 @@ def _dispatch(name: str, old: str, new: str) -> Guard:
     return Guard("type", name, ", ".join(sorted(before - after)), ", ".join(sorted(after - before)))
 
 
-def _sentence(text: str) -> Guard | None:
-    if text.startswith("GLOBAL_STATE changed:"):
-        names = text.partition(":")[2].split()
-        return Guard("grad_mode" if names == ["grad_mode"] else "global_state", ", ".join(names))
-    if text.startswith("utils_device.CURRENT_DEVICE"):
-        return Guard("global_state", "default device", text.partition(" == ")[2])
-    head = text.removeprefix("not ")
-    for start, (cause, subject) in _SENTENCES.items():
-        if head.startswith(start):
-            return Guard(cause, subject(head[len(start) :]) if subject is not None else None)
-    if text.startswith("hasattr(") and "'_dynamo_" in text:
-        return Guard("attribute", plain(text.partition("(")[2].partition(",")[0]))
-    return None
-
-
-def _identity(text: str) -> Guard | None:
-    """Checks of a type or of an object; newer versions name the type that was expected."""
-    match = _ARGUMENT.match(text)
-    if match is None:
-        return None
-    subject = plain(match[1])
-    kind = _CLASS.search(text)
-    expected = kind[1] if kind else None
-    if text.startswith(("___check_type_id", "___check_fake_script_type")):
-        return Guard("type", subject, expected)
-    if subject.endswith(".__code__") or expected in _FUNCTIONS:
-        return Guard("new_function", subject.removesuffix(".__code__"))
-    if subject.endswith(".training"):
-        return Guard("attribute", subject)
-    return Guard("object", subject, expected)
-
-
 def _call(text: str) -> Guard | None:
     head = text.removeprefix("not ").lstrip("(")
     if head.startswith("type(") and "isnan(" in head:
         head = head.partition(" and ")[2]
     name, opened, rest = head.partition("(")
-    if opened and name == "___dict_contains":
-        key, _, holder = rest.partition(", ")
-        holder = holder.rstrip(") ")
-        if holder.endswith(".__dict__"):
-            return Guard("attribute", f"{plain(holder.removesuffix('.__dict__'))}.{key.strip(chr(39))}")
-        return Guard("keys", plain(holder), *_contained(text, key))
-    if opened and name == "str":  # `str(x.dtype) == 'torch.float32'`, as guards of exported programs are
-        about, _, tail = rest.partition(")")
-        subject, _, term = plain(about).rpartition(".")
-        return Guard(term, subject, tail.partition(" == ")[2].strip("'")) if term in ("dtype", "device") else None
-    cause = _CALLS.get(name) if opened else None
+    cause = _WORDS.calls.get(name) if opened else None
     if cause is None:
         return None
     inner = _argument(rest)
     subject, _, item = inner.partition(", ")
-    if name == "hasattr":
-        return Guard(cause, f"{plain(subject)}.{item.strip(chr(39))}")
     if name == "set.__contains__":
         return Guard(cause, plain(subject), *_contained(text, item))
     if name.endswith("isnan"):
@@ -652,9 +500,7 @@ def _dimension(text: str) -> Guard | None:
     if match is None:
         return None
     start = match.start()
-    while start and readable[start - 1] in _NAME:
-        start -= 1
-    name = readable[start : match.start()]
+    name = readable[len(readable[:start].rstrip(_NAME)) : start]
     subject = f"{name}.{match[1]}({match[2]})"
     cause = "stride" if match[1] == "stride" else "shape"
     condition = _DIMENSION.sub(r".\1(\2)", readable)

@@ -24,14 +24,14 @@ from msgspec.structs import asdict, replace
 
 from stepscope import __version__
 from stepscope.files import INDEX, LAYOUT, open_regular
-from stepscope.read.kineto import KinetoTrace
+from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
-from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSource, TraceSummary
+from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSummary
 from stepscope.tables import categories, links, trace_entry
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, with_ids
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
-from stepscope.tables.nesting import by_value, nest
+from stepscope.tables.links import by_value, nest
 from stepscope.tables.trace_entry import (
     LINKS,
     MARKS,
@@ -155,7 +155,7 @@ _DEVICES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "
 
 
 def ingest(
-    source: TraceSource,
+    source: KinetoTrace | TraceAhead,
     target: Path | None,
     settle: Callable[[bool], None] | None = None,
     only: StepRange | None = None,
@@ -244,7 +244,7 @@ class _Taken(Struct, frozen=True):
     summary: TraceSummary
 
 
-def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
+def _take(source: KinetoTrace | TraceAhead, writer: PartWriter, only: StepRange | None) -> _Taken:
     slices, flows = Columns(dict.fromkeys(_TEXTS, np.int32)), Columns({"track": np.int32, "finish": np.bool_})
     memory = Columns({"track": np.int32})
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+import msgspec
 
 from stepscope.model import Note, Quality
 from stepscope.model.counted import things
@@ -35,33 +38,7 @@ _MAX_QUOTED = 300  # characters of a recorded message in a note
 
 INFO, WARNING = "info", "warning"
 # loss -> (level, what to say; {n} is the count, {s} and {were} agree with it)
-_LOSSES: dict[str, tuple[str, str]] = {
-    "torn_lines": (INFO, "{n} last line{s} {were} cut off when the writer ended and {were} left out"),
-    "bad_lines": (WARNING, "{n} line{s} could not be understood and {were} left out"),
-    "bad_steps": (WARNING, "{n} row{s} of the step journal broke a bound or came twice and {were} left out"),
-    "unordered_steps": (WARNING, "{n} step{s} {were} out of order and {were} sorted"),
-    "skipped_records": (WARNING, "{n} sampled stack{s} could not be read and {were} left out"),
-    "skipped_samples": (INFO, ""),
-    "bad_stretches": (INFO, "{n} time{s} of sampled stacks made no sense and {were} left out"),
-    "cut_off_files": (WARNING, "{n} packed file{s} cut off in the middle: the rest is lost"),
-    "bad_events": (WARNING, "{n} record{s} of event files {were} damaged and {were} left out"),
-    "cut_off_event_files": (WARNING, "{n} event file{s} cut off in the middle of a record: the rest is lost"),
-    "other_units": (WARNING, "{n} profile{s} of something else than the first of the file {were} left out"),
-    "oversized_files": (WARNING, "{n} file{s} larger than the reader accepts {were} cut short"),
-    "unreadable_files": (WARNING, "{n} file{s} could not be read"),
-    "foreign_files": (INFO, "{n} file{s} of another kind {were} left out"),
-    "earlier_runs": (
-        WARNING,
-        "{n} earlier run{s} {were} appended to the same metrics file: only the last was read",
-    ),
-    "guessed_ranks": (INFO, "{n} trace{s} without a rank got the next number"),
-    "duplicate_ranks": (WARNING, "{n} trace{s} got the next free number, as another trace is of the same rank"),
-    "missing_ranks": (WARNING, "the traces of {n} rank{s} are missing"),
-    "user_traces_left_out": (
-        INFO,
-        "{n} trace{s} of the script's own profiler, gone, too large or too many, {were} left out",
-    ),
-}
+_LOSSES = msgspec.json.decode(Path(__file__).with_name("losses.json").read_bytes(), type=dict[str, tuple[str, str]])
 _SAMPLERS: dict[Any, tuple[str, str]] = {
     "agent": (INFO, "stacks come from a thread inside the process, at a lower rate, not from py-spy"),
     "none": (WARNING, "no stacks were sampled, so lines rest on the window alone"),

@@ -36,6 +36,7 @@ from stepscope.read.raw import Losses, RawHost, RawRank, RawRun
 from stepscope.read.run_folder import ranks_in, read_accounting
 from stepscope.schema import ACCOUNTING, PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STEP_COLUMNS
 from stepscope.tables.arrays import Floats, Int64
+from stepscope.tables.schema import read_schemas
 from stepscope.workers import side_by_side
 
 STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
@@ -47,113 +48,8 @@ MAX_TABLE_BYTES = 2 * 2**30
 MAX_RANK = 2**20
 LABELS = ("steady", "warmup", "first_batch", "compile", "window", "monitor", "profiler", "incomplete", "eval")
 
-_SKETCH = {"bins": pl.List(pl.UInt16), "counts": pl.List(pl.UInt32)}  # tables.sketch
 
-SCHEMAS: dict[str, dict[str, Any]] = {
-    # a step of a rank; sorted by step, then rank. Phases are the host's and sum to `wall_us` where all are known.
-    "steps": {
-        "rank": pl.Int32,
-        "step": pl.Int32,
-        "start_us": pl.Int64,  # since the epoch
-        "wall_us": pl.UInt32,
-        "data_wait_us": pl.UInt32,
-        "before_forward_us": pl.UInt32,
-        "forward_us": pl.UInt32,
-        "backward_us": pl.UInt32,
-        "optimizer_us": pl.UInt32,
-        "other_us": pl.UInt32,
-        "gc_us": pl.UInt32,  # Python's collections in it, inside the phases; 0 where they are recorded and none ran
-        "device_us": pl.UInt32,  # between device events at the step's edges
-        "compute_us": pl.UInt32,  # in windows: device time with work other than collectives and copies (a union)
-        "collective_us": pl.UInt32,  # in windows: time inside collectives, waiting and transfer together (a union)
-        "samples": pl.UInt32,
-        "tokens": pl.UInt32,
-        "label": pl.UInt8,  # index into LABELS: why a step does not count, or 0
-    },
-    # a collective or point-to-point call of a rank, in windows; every one
-    "collectives": {
-        "rank": pl.Int32,
-        "step": pl.Int32,
-        "group": pl.String,  # id of a group in reduced.json
-        "sequence": pl.Int64,  # the how-manieth of its group: the library's own number, else counted within the step
-        "kind": pl.String,  # engine/collective_names: "all_reduce" ...
-        "start_ns": pl.Int64,
-        "end_ns": pl.Int64,
-        "bytes": pl.Int64,
-        "basis": pl.String,  # "device": of a kernel | "host": of a call that returns when it is done
-    },
-    # collectives of a block of steps of a rank, group and kind, durations in microseconds
-    "folded": {
-        "rank": pl.Int32,
-        "block": pl.Int32,
-        "group": pl.String,
-        "kind": pl.String,
-        "count": pl.Int64,
-        "bytes": pl.Int64,
-        "sum_us": pl.Int64,
-        "least_us": pl.Int64,
-        "most_us": pl.Int64,
-        **_SKETCH,
-    },
-    # a piece of a rank's own work, in windows: what pipelines are played again from
-    "work": {
-        "rank": pl.Int32,
-        "step": pl.Int32,
-        "kind": pl.String,  # "forward" | "backward" | "optimizer" | "data" | "gc" | "other"
-        "microbatch": pl.Int32,
-        "chunk": pl.Int32,  # of the model, where a rank holds several
-        "start_ns": pl.Int64,
-        "end_ns": pl.Int64,
-    },
-    # sampled stacks of a rank's loop folded to the user's innermost line; the 200 largest of a rank, and one row
-    # without a file for the rest
-    "lines": {
-        "rank": pl.Int32,
-        "phase": pl.String,
-        "file": pl.String,
-        "line": pl.Int32,
-        "function": pl.String,
-        "leaf": pl.String,  # "function (file:line)" of the library in which it stood
-        "waiting": pl.Boolean,  # for other ranks, or asleep
-        "samples": pl.Int64,
-    },
-    # readings of telemetry in ten seconds
-    "telemetry": {
-        "rank": pl.Int32,  # null of the host's own
-        "device": pl.String,
-        "metric": pl.String,
-        "unit": pl.String,
-        "start_us": pl.Int64,
-        "count": pl.Int32,
-        "mean": pl.Float64,
-        "least": pl.Float64,
-        "most": pl.Float64,
-    },
-    # a metric in a block of steps
-    "metrics": {
-        "rank": pl.Int32,
-        "block": pl.Int32,
-        "name": pl.String,
-        "count": pl.Int32,
-        "mean": pl.Float64,  # of the finite ones
-        "least": pl.Float64,
-        "most": pl.Float64,
-        "last": pl.Float64,
-        "not_finite": pl.Int32,
-    },
-    # what happened once: "gc" (10 ms and longer), "compile", "checkpoint", "retry", "alarm", "clock" (a jump)
-    "events": {
-        "rank": pl.Int32,
-        "step": pl.Int32,
-        "start_us": pl.Int64,
-        "duration_us": pl.Int64,
-        "kind": pl.String,
-        "file": pl.String,
-        "line": pl.Int32,
-        "function": pl.String,
-        "text": pl.String,
-    },
-}
+SCHEMAS = read_schemas(Path(__file__).with_name("reduced_schema.json"))
 
 
 class Group(Struct, frozen=True):

@@ -27,7 +27,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded, return_freed_memory
 from stepscope.tables.schema import Tables
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
@@ -117,6 +117,7 @@ class Timeline(Struct, frozen=True, dict=True):
 def timeline(context: Context) -> Timeline:
     """The index of a run; empty where it has neither steps nor slices nor samples with times."""
     base, tables = context.base, context.tables
+    return_freed_memory(tables.events.height)
     workers = {span.ref.process: span.ref.worker for span in base.spans}
     phases = tables.events.height + tables.steps.height
     sampled = phases + tables.steps.height * len(PHASES)
@@ -125,8 +126,9 @@ def timeline(context: Context) -> Timeline:
     _add_traces(base, found)
     _add_steps(tables, found, workers, ids)
     _add_samples(context, found, workers, ids)
-    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns[name]]) for name, dtype in _COLUMNS.items()}
-    track, depth, start, end = (of[name] for name in ("track", "depth", "start", "end"))
+    # Of a large trace each column is tens of megabytes: none is kept twice for longer than it must.
+    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns.pop(name)]) for name, dtype in _COLUMNS.items()}
+    track, depth, start = of.pop("track"), of.pop("depth"), of["start"]
     depths = np.ones(len(found.tracks), np.int64)
     np.maximum.at(depths, track, depth + 1)
     place = {group: at for at, group in enumerate(dict.fromkeys(workers.values()))}
@@ -139,12 +141,16 @@ def timeline(context: Context) -> Timeline:
     lane_of_track = np.zeros(max(len(tracks), 1), np.int32)
     lane_of_track[order] = first_lane[:-1]
     lane = lane_of_track[track] + depth
+    del track, depth
     origin_ns = int(start.min()) if len(start) else 0
     # by lane, then by start, then as they came
     at = np.argsort(start, kind="stable")
     keys = lane[at].astype(np.uint16) if first_lane[-1] < _RADIX else lane[at]
     at = at[np.argsort(keys, kind="stable")]
-    lane, start, end = lane[at], start[at] - origin_ns, end[at] - origin_ns
+    del start, keys
+    lane, start, end = lane[at], of.pop("start")[at], of.pop("end")[at]
+    start -= origin_ns
+    end -= origin_ns
     return Timeline(
         context=context,
         ids=ids,

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Timeline, thinned
 from stepscope.engine import attribution
@@ -356,19 +357,24 @@ def _trace_facts(span: Span, row: int, values: dict[str, Any]) -> list[SliceFact
 
 def _launched(span: Span, row: int) -> Int64:
     """Slices of devices whose launch lies in a slice of the host, on its thread, in order of time."""
-    launch, event = span.links["launch"].to_numpy(), span.links["event"].to_numpy()
-    begin, start = span.start_ns[row], span.start_ns[np.maximum(launch, 0)]
-    inside = (launch >= 0) & (start >= begin) & (start < begin + max(int(span.duration_ns[row]), 1))
-    inside &= span.tracks.codes[np.maximum(launch, 0)] == span.tracks.codes[row]
-    rows: Int64 = event[inside]
+    if "launches" not in span.kept:  # in order of time
+        known = span.links.filter(pl.col("launch") >= 0).select("launch", "event")
+        launch, event = (column.to_numpy() for column in known)
+        order = np.argsort(span.start_ns[launch], kind="stable")
+        span.kept["launches"] = launch[order], event[order], span.start_ns[launch[order]]
+    launch, event, start = span.kept["launches"]
+    begin = span.start_ns[row]
+    inside = slice(*np.searchsorted(start, [begin, begin + max(int(span.duration_ns[row]), 1)]).tolist())
+    rows: Int64 = event[inside][span.tracks.codes[launch[inside]] == span.tracks.codes[row]]
     return rows[np.argsort(span.start_ns[rows], kind="stable")]
 
 
 def _forward(span: Span, row: int) -> int:
     """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-    forward = span.forward
-    holder = int(climb(span.parent, np.asarray([row]), forward >= 0)[0])
-    return int(forward[holder]) if holder >= 0 else NONE
+    forward = span.series("forward")  # of the few rows that are asked: a page has hundreds of slices' details
+    of = lambda rows: span.rows_of(forward.gather(rows))  # noqa: E731
+    holder = climb(span.parent, np.asarray([row]), lambda rows, _: of(rows) >= 0)
+    return int(of(holder)[0]) if holder[0] >= 0 else NONE
 
 
 def _functions(span: Span, row: int) -> list[str]:

@@ -411,16 +411,16 @@ def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int6
     at = rows
     levels: list[tuple[Int64, Int64]] = []
     for _ in range(MAX_FRAMES):
-        walk = tree.walk(at, boundary=False)
-        if (walk.stop < 0).all():
+        stop, below, _ = tree.walk(at, boundary=False)
+        if (stop < 0).all():
             break
-        place = np.where(walk.stop >= 0, tree.user[np.maximum(walk.stop, 0)], NONE).astype(np.int64)
-        callee = np.where(walk.below >= 0, names.codes[np.maximum(walk.below, 0)], NONE).astype(np.int64)
+        place = np.where(stop >= 0, tree.user[np.maximum(stop, 0)], NONE).astype(np.int64)
+        callee = np.where(below >= 0, names.codes[np.maximum(below, 0)], NONE).astype(np.int64)
         levels.append((place, callee))
         step = (place + 1) * (len(names.values) + 1) + callee + 1
         step = np.unique(step, return_inverse=True)[1]
         number = np.unique(number * (int(step.max()) + 1) + step, return_inverse=True)[1].astype(np.int64)
-        at = np.where(walk.stop >= 0, tree.parent[np.maximum(walk.stop, 0)], NONE)
+        at = np.where(stop >= 0, tree.parent[np.maximum(stop, 0)], NONE)
     if not levels:
         return [], np.full(len(rows), NONE, np.int64)
     firsts = np.unique(number, return_index=True)[1]

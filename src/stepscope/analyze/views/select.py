@@ -521,6 +521,7 @@ class LazyViews(Views):
 
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:
+        return_freed_memory(self.base.tables.events.height)
         found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
         return_freed_memory(self.base.tables.events.height)
         return found

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from stepscope.read.raw import Frame, StackSource
-from stepscope.read.sampled_files import open_stacks
-from stepscope.read.speedscope import Speedscope
+from stepscope.read.sampled_files import Speedscope, open_stacks
 from tests.read.stack_text import Parsed, read_all
 
-SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"
 FRAMES = [{"name": "main", "file": "a.py", "line": 1}, {"name": "f", "file": None, "line": None}, {"name": "g"}]
 MAIN, F, G = Frame("main", "a.py", 1), Frame("f", "", None), Frame("g", "", None)
 
