@@ -372,9 +372,8 @@ def _launched(span: Span, row: int) -> Int64:
 def _forward(span: Span, row: int) -> int:
     """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
     forward = span.series("forward")  # of the few rows that are asked: a page has hundreds of slices' details
-    of = lambda rows: span.rows_of(forward.gather(rows))  # noqa: E731
-    holder = climb(span.parent, np.asarray([row]), lambda rows, _: of(rows) >= 0)
-    return int(of(holder)[0]) if holder[0] >= 0 else NONE
+    holder = climb(span.parent, np.asarray([row]), lambda rows, _: span.rows_of(forward.gather(rows)) >= 0)
+    return int(span.rows_of(forward.gather(holder))[0]) if holder[0] >= 0 else NONE
 
 
 def _functions(span: Span, row: int) -> list[str]:
