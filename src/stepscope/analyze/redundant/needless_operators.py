@@ -239,7 +239,13 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
     parts = [(scene, *_double_rows(scene)) for scene in scenes]
     if not any(len(compute) + len(converting) for _, compute, converting in parts):
         return None
-    compute_ms = summed(scenes, [(scene, _computing(scene, rows, others)) for scene, rows, others in parts])
+    computing = []
+    for scene, rows, others in parts:
+        times = intervals.subtract(scene.times(rows), scene.times(others))
+        if len(scene.found):  # on a device their kernels alone, since as many would be launched in float32
+            times = scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(others))
+        computing.append((scene, times))
+    compute_ms = summed(scenes, computing)
     conversion_ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, _, rows in parts])
     weighed = []
     sums: Counter[str] = Counter()
@@ -289,10 +295,3 @@ def _double_rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     converting = outermost(scene, conversion)
     computing = outermost(scene, (flagged & scene.operators) | conversion)
     return computing[~conversion[computing]], converting
-
-
-def _computing(scene: TrainingScene, rows: Int64, converting: Int64) -> intervals.Intervals:
-    """When operators in float64 ran: on a device their kernels alone, since as many would be launched in float32."""
-    if not len(scene.found):
-        return intervals.subtract(scene.times(rows), scene.times(converting))
-    return scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(converting))

@@ -92,13 +92,10 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
 
 def allocations(base: Base, span: Span) -> list[DeviceMemory]:
     """One for each device. Kept for the second who asks, of two who do, and then let go."""
-    found: list[DeviceMemory] | None = span.kept.pop("allocations", None)
-    if found is None:
-        found = span.kept["allocations"] = list(_devices(base, span))
-    return found
-
-
-def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
+    kept: list[DeviceMemory] | None = span.kept.pop("allocations", None)
+    if kept is not None:
+        return kept
+    made: list[DeviceMemory] = []
     near = around(span)
     line, places = spots(base, span, near)
     operator = climb(span.parent, near, span.is_operator)
@@ -119,7 +116,7 @@ def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
         followed = events["address"].null_count() == 0
         gpu = span.gpus.get(number(device)) if device != "cpu" else None
         rows = events["row"].to_numpy()
-        yield DeviceMemory(
+        one = DeviceMemory(
             source="trace",
             worker=span.ref.worker,
             span=span.ref.span,
@@ -136,6 +133,9 @@ def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
             places=places,
             operator=operator[rows],
         )
+        made.append(one)
+    span.kept["allocations"] = made
+    return made
 
 
 def number(device: str) -> int:
