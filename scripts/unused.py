@@ -23,13 +23,14 @@ LEAST_CONFIDENCE = 60  # percent: all that vulture finds
 
 # files whose texts name functions, classes or fields: tables of names, and surfaces, which take fields by key
 TEXTS = (
-    *("report/**/*.py", "report/*.json", "dashboard/**/*.py"),
+    *("report/**/*.py", "report/*.json", "dashboard/**/*.py", "dashboard/layout.json"),
     *("cli/__init__.py", "read/trace.py", "schema.py", "tables/schema.py", "tables/*.json"),
     *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
 )
 COLUMNS = (
     "report/table.py",
     "report/table.json",
+    "dashboard/layout.json",
     "dashboard/pages/*.py",
 )  # whose texts are lists of fields: `Label: key unit; …`
 ALLOWED = {
@@ -42,7 +43,7 @@ ALLOWED = {
     ),
     "called on a `stepscope.profile`, which has what `torch.profiler.profile` has": (
         *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),
-        *("run_folder", "self_cpu_time_total", "toggle_collection_dynamic"),
+        *("self_cpu_time_total", "toggle_collection_dynamic"),
     ),
     "of report.json, documented, and shown by no surface": (
         *("library_function", "trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),
@@ -51,6 +52,7 @@ ALLOWED = {
         *("blocks_in_use", "most_cost_ms"),
     ),
     "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns",),
+    "asked for by the name of a page": ("ranks_empty", "ranks_choices", "hang_empty"),
     "of the arguments of a trace's entry, taken by key": ("sort_index",),
 }
 

@@ -70,8 +70,10 @@ def compare(
 
     opened = _opened(a, options), _opened(b, options)
     chosen = selection or Selection(), against or Selection()
-    if chosen[0] == chosen[1]:
-        _check_apart(opened[0].runs, opened[1].runs)
+    ours, theirs = ([path.resolve() for run in side.runs for path in run.paths] for side in opened)
+    both = next((path for path in theirs if path in ours), None)
+    if chosen[0] == chosen[1] and both is not None:
+        raise UsageError(f"{both}: on both sides; name two runs, or two spans of it with --span and --against-span")
     baseline, candidate = map(_side, opened, _labels(opened, chosen), chosen)
     return sides.compare(baseline, candidate, limits)
 
@@ -97,7 +99,11 @@ def _opened(given: Given, options: ReadOptions) -> _Opened:
         return _Opened(_name(given), (given,), given.paths[0])
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
-        return _Opened(_shown(path), _runs(path, options), path.absolute())
+        folders = _set(path) or [path]
+        if len(folders) > MAX_RUNS:
+            raise UsageError(f"{path}: holds {len(folders)} runs, and at most {MAX_RUNS} are compared; name fewer")
+        runs = tuple(open_run(folder, options=options) for folder in folders)
+        return _Opened(_shown(path), runs, path.absolute())
     runs = tuple(run for one in given for run in _opened(one, options).runs)
     if not runs:
         raise UsageError(f"nothing to compare on one side; name {WHAT}")
@@ -105,61 +111,41 @@ def _opened(given: Given, options: ReadOptions) -> _Opened:
     return _Opened(label, runs, runs[0].paths[0])
 
 
-def _runs(path: Path, options: ReadOptions) -> tuple[Run, ...]:
-    folders = _set(path) or [path]
-    if len(folders) > MAX_RUNS:
-        raise UsageError(f"{path}: holds {len(folders)} runs, and at most {MAX_RUNS} are compared; name fewer")
-    return tuple(open_run(folder, options=options) for folder in folders)
-
-
 def _set(path: Path) -> list[Path]:
-    """The run folders of a set; none of what is one run, or traces."""
+    """The run folders of a set; none of what is one run, or traces.
+
+    The runs of an experiment are one if they are all of the same program; raises `UsageError` where they are not.
+    """
     try:
         if not path.exists():
             named = map(Path, sorted(glob.glob(str(path))))
             return [found for found in named if found.is_dir() and is_run_folder(found)]
-        return [] if is_run_folder(path) else run_folders(path) or _of_experiment(path)
+        if is_run_folder(path):
+            return []
+        runs = run_folders(path)
+        of_experiment = [] if runs else run_folders(path / RUNS)
     except OSError as error:
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {WHAT}") from None
-
-
-def _of_experiment(folder: Path) -> list[Path]:
-    """The runs of an experiment, if they are all of the same program; raises `UsageError` where they are not."""
-    runs = run_folders(folder / RUNS)
-    names = sorted({run.name.partition("-")[2] for run in runs})
+    names = sorted({run.name.partition("-")[2] for run in of_experiment})
     if len(names) > 1:
-        patterns = ", ".join(f"'{folder / RUNS}/*-{name}'" for name in names[:SHOWN])
+        patterns = ", ".join(f"'{path / RUNS}/*-{name}'" for name in names[:SHOWN])
         raise UsageError(
-            f"{folder}: an experiment with runs of {len(names)} programs; name those of one, e.g. {patterns}"
+            f"{path}: an experiment with runs of {len(names)} programs; name those of one, e.g. {patterns}"
         )
-    return runs
-
-
-def _check_apart(first: Iterable[Run], second: Iterable[Run]) -> None:
-    ours = {path.resolve() for run in first for path in run.paths}
-    both = next((path for run in second for path in run.paths if path.resolve() in ours), None)
-    if both is not None:
-        raise UsageError(f"{both}: on both sides; name two runs, or two spans of it with --span and --against-span")
+    return runs or of_experiment
 
 
 def _labels(opened: Sequence[_Opened], selections: Sequence[Selection]) -> list[str]:
     """Names that tell the sides apart: the last part of a path, more of it where that is the same."""
     labels = [side.label for side in opened]
     if labels[0] == labels[1]:
-        labels = _longer(opened[0].where, opened[1].where) or labels
+        longest = max(len(side.where.parts) for side in opened)
+        ends = (["/".join(side.where.parts[-count:]) for side in opened] for count in range(2, longest + 1))
+        labels = next((each for each in ends if each[0] != each[1]), labels)
     for side, chosen in enumerate(selections):
         span = f"span {chosen.span}" if chosen.span is not None else None
         labels[side] = " ".join(filter(None, (labels[side], chosen.worker, span)))
     return labels if labels[0] != labels[1] else [f"A: {labels[0]}", f"B: {labels[1]}"]
-
-
-def _longer(first: Path, second: Path) -> list[str] | None:
-    """The shortest ends of two paths that differ."""
-    for count in range(2, max(len(first.parts), len(second.parts)) + 1):
-        ends = ["/".join(path.parts[-count:]) for path in (first, second)]
-        if ends[0] != ends[1]:
-            return ends
-    return None
 
 
 def _side(opened: _Opened, label: str, selection: Selection) -> Side:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
@@ -322,6 +322,7 @@ GARBAGE = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     system=st.lists(GARBAGE, min_size=1, max_size=40),
     hardware=st.dictionaries(

@@ -1,4 +1,4 @@
-"""Facts of the machine and of the loader's rhythm, from tables with known times."""
+"""Facts of the machine, of the loader's rhythm, of threads and telemetry, windows and regions, from known times."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.machine import MachineFacts
+from stepscope.model.machine import CpuFacts, MachineFacts, PoolFacts
 from stepscope.tables.schema import Tables
-from tests.analyze.scenes import TORCH, TRAIN, stack
-from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.analyze.scenes import TORCH, TRAIN, Trace, stack, steps_with_window
+from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 from tests.records import some
 
 SECOND = 1000 * MS
@@ -217,3 +217,170 @@ def test_the_steps_of_the_scripts_own_profiler() -> None:
     assert (facts.inside, facts.outside, facts.steps, facts.source) == (10, 49, 60, "journal")
     assert facts.lost_ms_per_step == pytest.approx(10 * 10 / 60)
     assert facts.total_ms_per_step == pytest.approx((500 + 200) / 60)
+
+
+TWO_CORES = {"hardware": {"affinity": [0, 1]}}
+
+
+def pool_tables(
+    *,
+    main: float,
+    delay: float,
+    slices: float = 0.0,
+    pool: float,
+    pool_delay: float,
+    pool_slices: float = 0.0,
+    others: float | None = 0.0,
+    threads: int | None = 16,
+    step_ms: int = 100,
+    seconds: int = 40,
+    **more: Any,
+) -> Tables:
+    """A run on two cores: shares of wall time that the main thread and the pool used and waited, slices per step."""
+    per_second = 1e3 / step_ms
+    rates = {"main_cpu_ns": main * 1e9, "run_delay_ns": delay * 1e9, "main_timeslices": slices * per_second}
+    rates |= {"pool_cpu_ns": pool * 1e9, "pool_delay_ns": pool_delay * 1e9}
+    rates |= {"pool_timeslices": pool_slices * per_second, "migrations": 3.0, "voluntary_switches": 400.0}
+    system = telemetry(seconds, rates, levels={"cpu_pct": 100.0 * (main + pool)})
+    if others is not None:
+        system += [
+            {"metric": "busy_cores", "time_ns": T0 + second * SECOND, "value": main + pool + others}
+            for second in range(seconds)
+        ]
+    steps = step_rows(seconds * 1000 // step_ms, forward_ms=step_ms - 7)
+    ranks = [rank_info(threads=threads)]
+    return make_tables(**{"steps": steps, "system": system, "ranks": ranks, "manifests": [TWO_CORES], **more})
+
+
+def cpu_of(tables: Tables) -> CpuFacts:
+    machine = analyze(tables).machine
+    assert machine.cpu is not None
+    return machine.cpu
+
+
+def pool_of(tables: Tables) -> PoolFacts:
+    return some(cpu_of(tables).pool)
+
+
+def lost(tables: Tables) -> tuple[float, float]:
+    pool = pool_of(tables)
+    assert pool.lost_ms_per_step is not None
+    assert pool.at_most_ms_per_step is not None
+    return pool.lost_ms_per_step, pool.at_most_ms_per_step
+
+
+Counts = dict[str, Any]
+# Counts of hand-made loops with 16 threads on two cores, steps of 100 ms: what a step took with fewer threads is known.
+LARGE: Counts = {"main": 0.18, "delay": 0.38, "slices": 111, "pool": 1.56, "pool_delay": 5.85, "pool_slices": 1655}
+SMALL: Counts = {"main": 0.23, "delay": 0.58, "slices": 652, "pool": 0.77, "pool_delay": 6.55, "pool_slices": 10640}
+
+
+IDLE: Counts = {"main": 0.29, "delay": 0.37, "slices": 909, "pool": 1.23, "pool_delay": 5.1, "pool_slices": 13436}
+
+
+@pytest.mark.parametrize(
+    ("counts", "least", "saved", "most"),
+    [
+        (LARGE, 10, 17, 35),  # with two threads, though the main thread waited 82 ms: the pool's work is no loss
+        ({**SMALL, "others": 1.0}, 50, 69, 95),  # with one thread, on the one core that others left: waking is one
+        (IDLE, 45, 80, 95),  # with two; 68 with one
+    ],
+)
+def test_the_loss_lies_around_what_fewer_threads_saved(counts: Counts, least: int, saved: int, most: int) -> None:
+    cost, at_most = lost(pool_tables(**counts))
+    assert least < cost <= at_most < most
+    assert saved <= at_most
+
+
+def test_a_step_is_not_lost_to_threads_where_others_have_the_cores() -> None:
+    cost, _ = lost(
+        pool_tables(main=0.06, delay=0.62, slices=20, pool=0.5, pool_delay=7.0, pool_slices=200, others=1.44)
+    )
+    assert cost < 5
+    cost, _ = lost(pool_tables(main=0.4, delay=0.6, pool=0.0, pool_delay=0.0, others=1.6))
+    assert cost == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_threads_that_fit_and_unknown_ones_lose_nothing(threads: int | None) -> None:
+    pool = pool_of(pool_tables(**LARGE, threads=threads))
+    assert (pool.lost_ms_per_step, pool.at_most_ms_per_step) == (None, None)
+
+
+def test_without_the_processors_use_only_what_the_run_used_counts_as_there() -> None:
+    alone, unknown = (pool_of(pool_tables(**SMALL, others=others)) for others in (0.0, None))
+    assert unknown.others_cores is None
+    assert unknown.cores == pytest.approx(1.0)
+    assert alone.cores == pytest.approx(2.0)
+
+
+def test_a_window_with_its_cost() -> None:
+    window = {"kind": "window", "trace": "trace-0.pt.trace.json", "first_step": 10, "steps": 2, "bytes": 5000}
+    window |= {"stop_duration_ns": 3 * MS, "export_duration_ns": 4 * MS, "confidence": "low", "reason": "short"}
+    dropped = {"kind": "window", "trace": "trace-1.pt.trace.json", "status": "dropped"}
+    theirs = {"kind": "user_trace", "path": "/logs/a.json"}
+    ours, users = analyze(make_tables(steps=steps_with_window(), journal=[window, dropped, theirs])).windows
+    assert (ours.owner, ours.steps, ours.low_confidence, ours.bytes) == ("stepscope", 2, True, 5000)
+    assert (ours.stop_ms, ours.export_ms) == (3, 4)
+    assert ours.overhead_ratio == pytest.approx(2)
+    assert (users.owner, users.trace, users.export_ms) == ("user", "/logs/a.json", None)
+
+
+@pytest.mark.parametrize(
+    ("row", "reported", "remedy"),
+    [
+        ({}, True, None),
+        ({"reported": False, "role": "other", "command": "python -I train.py"}, False, "-I"),
+        ({"reported": False, "role": "other"}, False, "PYTHONPATH"),
+        ({"reported": False, "role": "other", "torch": None}, True, None),
+        ({"reported": False, "role": "loader_worker"}, True, None),
+    ],
+)
+def test_silent_processes_get_a_remedy(row: dict[str, Any], reported: bool, remedy: str | None) -> None:
+    (process,) = analyze(make_tables(processes=[row])).processes
+    assert process.reported is reported
+    assert process.remedy is None if remedy is None else remedy in (process.remedy or "")
+
+
+def test_telemetry_during_training_only() -> None:
+    def reading(at_ms: float, metric: str, value: float, pid: int | None = None) -> dict[str, Any]:
+        return {"time_ns": T0 + round(at_ms * MS), "metric": metric, "value": value, "pid": pid}
+
+    system = [
+        reading(-500, "cpu_pct", 5, PID),
+        reading(50, "cpu_pct", 80, PID),
+        reading(150, "cpu_pct", 120, PID),
+        reading(50, "cpu_pct", 40, PID + 1),
+        reading(50, "cpu_pct", 30, PID + 2),
+        reading(50, "migrations", 10, PID),
+        reading(150, "migrations", 30, PID),
+        reading(50, "cgroup_throttled_ns", 0),
+        reading(150, "cgroup_throttled_ns", 2e9),
+        reading(50, "load_1m", 3),
+    ]
+    workers = [{"pid": PID + i, "role": "loader_worker"} for i in (1, 2)]
+    summary = analyze(make_tables(steps=step_rows(30), system=system, processes=workers)).system
+    assert summary["rank_cpu_pct"] == pytest.approx(100)
+    assert summary["workers_cpu_pct"] == pytest.approx(70)
+    assert summary["rank_migrations_per_s"] == pytest.approx(200)
+    assert summary["cgroup_throttled_s"] == pytest.approx(2)
+    assert summary["load_1m"] == 3
+    assert "gpu_util_pct" not in summary
+
+
+def test_regions_from_the_journal_and_the_window() -> None:
+    steps = steps_with_window()
+    region = {"kind": "region", "name": "attention", "duration_ns": 3 * MS, "time_ns": T0}
+    trace = Trace()
+    for row in steps:
+        if row["in_window"]:
+            trace.add("aten::mm", row["start_ns"], MS, step=row["step"], category="cpu_op")
+            for name in ("my range", "Optimizer.step#SGD.step", f"ProfilerStep#{row['step']}"):
+                trace.add(name, row["start_ns"], MS, step=row["step"], category="user_annotation")
+    journal = [{**region, "step": step} for step in (5, 6, 10)]  # 10 lies in the window
+    regions = analyze(make_tables(steps=steps, journal=journal, events=trace.rows)).regions
+    found = {region["name"]: region for region in regions}
+    assert set(found) == {"attention", "my range"}
+    assert found["attention"]["calls"] == 2
+    assert found["attention"]["ms_per_step"] == pytest.approx(6 / 37)
+    assert found["my range"]["calls_per_step"] == 1

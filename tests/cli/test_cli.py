@@ -60,7 +60,7 @@ def test_an_error_of_ours_is_one_line_and_its_code(
 def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:
     """Put `function` into the table of commands and run it in this process."""
     monkeypatch.setitem(sys.modules, "stepscope.cli.trial", SimpleNamespace(trial=function))
-    monkeypatch.setitem(COMMANDS, "trial", Command("trial", "Try.", ("stepscope trial",)))
+    monkeypatch.setitem(COMMANDS, "trial", Command("Try.", ("stepscope trial",), "trial"))
     with pytest.raises(SystemExit) as ended:
         cli.main(["trial"])
     return int(ended.value.code or 0)
@@ -73,7 +73,7 @@ def trial():
     "Wait, or write."
     {body}
 sys.modules["stepscope.cli.trial"] = sys.modules["__main__"]
-cli.COMMANDS["trial"] = cli.Command("trial", "Try.", ())
+cli.COMMANDS["trial"] = cli.Command("Try.", (), "trial")
 cli.main(["trial"])
 """
 

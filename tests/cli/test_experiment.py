@@ -35,12 +35,6 @@ def line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "stepscope", "experiment", *arguments]
 
 
-def experiment(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        line(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-
-
 @contextlib.contextmanager
 def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (cwd / "stderr").open("ab") as log:
@@ -91,12 +85,18 @@ def processes_of(folder: Path) -> list[int]:
 
 @real
 @pytest.mark.torch
-def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(tmp_path: Path) -> None:
+def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     seen = tmp_path / "seen.jsonl"
     base = ("--base", f"env:SLEEPY={AWKWARD}", "--base", f"arg:--note={AWKWARD}")
     command = ("--", sys.executable, str(SLEEPY), "--slow", "--seen", str(seen))
     options = ("--try", "loader.num_workers=2", "--pairs", "3:3", "--out", "e", "--json", "found.json")
-    done = experiment(*options, *base, *SHORT, *command, cwd=tmp_path)
+    done = subprocess.run(
+        line(*options, *base, *SHORT, *command),
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == json.loads((tmp_path / "e" / "experiment.json").read_text())
@@ -112,22 +112,23 @@ def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(tmp
     assert "loader.num_workers=2" in done.stdout
     assert done.stderr.count("stepscope: run ") == 7
     # the same command line is finished here, and would not write over it
-    again = experiment(*options[:-2], *base, *SHORT, *command, cwd=tmp_path)
-    assert again.returncode == 2
-    assert "finished" in again.stderr
+    assert call("experiment", *options[:-2], *base, *SHORT, *command) == 2
+    assert "finished" in capsys.readouterr().err
 
 
 @real
 @pytest.mark.torch
-def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "e"
     arguments = ("--try", "env:SLEEPY=1", "--pairs", "3:3", "--out", "e", *SHORT, "--", sys.executable, str(SLEEPY))
     with started(*arguments, cwd=tmp_path) as process:
         wait_for(folder, "process", 3, process)
         process.send_signal(signal.SIGSTOP)  # so that it finishes no run while the second one is refused
-        second = experiment(*arguments, cwd=tmp_path)
-        assert second.returncode == 2
-        assert str(process.pid) in second.stderr
+        assert call("experiment", *arguments) == 2
+        assert str(process.pid) in capsys.readouterr().err
         process.kill()
         process.wait()
         deadline = time.monotonic() + GONE_S
@@ -148,22 +149,23 @@ def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(tmp_path: Pat
     assert not found["finished"]
     assert "SIGINT" in found["stopped"]
     # no run fits into this budget: what is known is reported, and nothing is lost
-    done = experiment("--budget", "0.001", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "going on" in done.stderr
+    assert call("experiment", "--budget", "0.001", *arguments) == 0
+    assert "going on" in capsys.readouterr().err
     ended = json.loads((folder / "experiment.json").read_text())
     assert ended["runs"] == found["runs"] == len(state.made)
     assert "budget" in ended["stopped"]
 
 
 @real
-def test_a_command_that_fails_is_one_line_with_its_last_words(tmp_path: Path) -> None:
-    done = experiment("--try", "gc=freeze", "--", sys.executable, "-c", FAILS, cwd=tmp_path)
-    assert done.returncode == 3
-    last = done.stderr.splitlines()[-1]
-    assert "status 1" in last
-    assert "no data to train on" in last
-    assert "Traceback" not in done.stderr
+def test_a_command_that_fails_is_one_line_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("experiment", "--try", "gc=freeze", "--", sys.executable, "-c", FAILS) == 3
+    said = capsys.readouterr().err
+    assert "status 1" in said.splitlines()[-1]
+    assert "no data to train on" in said.splitlines()[-1]
+    assert "Traceback" not in said
 
 
 SCRIPT = """
@@ -202,7 +204,10 @@ def kill_in_the_second_trial(line: list[str], folder: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.torch
-def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(tmp_path: Path) -> None:
+def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     command = ["--base", "arg:--wait=0.1", "--out", "s", "--json", "found.json", "--html", "found.html"]
     line = [sys.executable, "-m", "stepscope", "sweep", *LINE, *command, "--", sys.executable, "train.py"]
@@ -233,11 +238,8 @@ def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(tmp_pa
     assert listed.place(entry["id"]).folder == tmp_path / "s" / "runs" / by_lr["1"]["folder"]
     assert len(listed.runs()) == 4
     # finished here, it is not written over; more trials of a grid there are none
-    again = subprocess.run(
-        [*line[:-3], "--force", *line[-3:]], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert again.returncode == 2
-    assert "finished" in again.stderr
+    assert call(*line[3:-3], "--force", *line[-3:]) == 2
+    assert "finished" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

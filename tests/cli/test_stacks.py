@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.dashboard import bundle
 from tests.cli.calls import call, json_of
-from tests.dashboard.embedded import embedded
+from tests.dashboard.plain_pages import embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
 
 main = partial(call, "hotspots")

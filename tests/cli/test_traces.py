@@ -28,7 +28,7 @@ from tests import gpu_traces
 from tests.analyze.shared_traces import PRESENT, TRACES, files, needs_traces
 from tests.builders import MS, T0
 from tests.cli.calls import call, json_of
-from tests.dashboard.embedded import documents_text
+from tests.dashboard.plain_pages import documents_text
 from tests.read.memory_files import Allocator
 from tests.run_folders import make_run_folder, metrics_event
 

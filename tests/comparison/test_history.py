@@ -10,7 +10,7 @@ import pytest
 
 from stepscope import comparing
 from stepscope.api import open_run
-from stepscope.report import history_report
+from stepscope.dashboard import history
 from tests.builders import T0
 from tests.cli.calls import call, json_of
 from tests.comparison.run_sets import MINUTE, make_run
@@ -54,7 +54,7 @@ def test_each_run_tells_what_was_changed_and_what_it_gained(fixes: Path) -> None
     versions, notes = comparing.history(fixes / name for name in "dbca")
     assert [version.label for version in versions] == ["a", "b", "c", "d"]
     assert notes == ()
-    said = [list(history_report.said(version)) for version in versions]
+    said = [list(history.said(version)) for version in versions]
     assert said[0] == []
     assert said[1] == ["env:OMP_NUM_THREADS: none → 2"]
     assert said[2] == ["model.py new", "train.py edited", "env:OMP_NUM_THREADS: 2 → none"]

@@ -196,10 +196,7 @@ def check(document: Mapping[str, Any]) -> None:
     _each_once(block["id"] for block in document["blocks"] if "id" in block)
     for block in document["blocks"]:
         kind = block["kind"]
-        extra = {"table": {"tree", "open_depth"}, "text": {"link"}, "chart": {"lines", "points", "small"}}.get(
-            kind, set()
-        )
-        assert KEYS[kind] <= set(block) - {"kind", "folded"} <= KEYS[kind] | extra, block
+        assert KEYS[kind] <= set(block) - {"kind", "folded"} <= KEYS[kind] | EXTRA.get(kind, set()), block
         if kind == "table":
             _table(block)
         elif kind == "chart":

@@ -1,10 +1,16 @@
-"""A page of made-up facts, without a run behind: what `analyze --html` writes where no front end was built."""
+"""A page of made-up facts, without a run behind: what `analyze --html` writes where no front end was built; and what a
+single-file report holds, as its script would read it."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
 from collections import defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from stepscope.api import Run
 from stepscope.dashboard import single
@@ -72,3 +78,23 @@ class Page(HTMLParser):
         self.text += data + " "
         if self.open:
             self.contents[self.open[-1]][-1] += data
+
+
+DATA = re.compile(r'<script type="application/json" id="stepscope-data"([^>]*)>(.*?)</script>', re.DOTALL)
+
+
+def documents_text(page: str) -> str:
+    """The JSON text in the page; "" of a page without, such as the plain report."""
+    found = DATA.search(page)
+    if found is None:
+        return ""
+    if 'data-encoding="gzip-base64"' in found[1]:
+        return gzip.decompress(base64.b64decode(found[2])).decode()
+    return found[2]
+
+
+def embedded(page: str) -> dict[str, Any]:
+    """The documents in the page, of which there is one element."""
+    assert len(DATA.findall(page)) == 1
+    found: dict[str, Any] = json.loads(documents_text(page))
+    return found

@@ -13,8 +13,7 @@ from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
 from stepscope.report import flame as colours
 from stepscope.report.flame import document
-from tests.dashboard.embedded import embedded
-from tests.dashboard.plain_pages import Page
+from tests.dashboard.plain_pages import Page, embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
 
 EVIL = "</script><script>alert(1)</script>"

@@ -9,11 +9,10 @@ import pytest
 
 import stepscope
 from stepscope.dashboard import notebook
-from stepscope.model import Abstention, Diagnosis
+from stepscope.model import Diagnosis
 from stepscope.report.document import build
 from tests.dashboard.plain_pages import Page
-from tests.report.fabricate import analysis, diagnosis, finding, run_facts, write_script
-from tests.report.test_terminal import HOSTILE
+from tests.report.fabricate import analysis, diagnosis, write_script
 
 SOURCE = Path(stepscope.__file__).resolve().parents[1]
 
@@ -177,19 +176,6 @@ def test_a_fragment_is_one_element_without_scripts(tmp_path: Path) -> None:
     # every rule of its style sheet is bound to it
     rules = made[made.index("<style>") + len("<style>") : made.index("</style>")].split("{")[:-1]
     assert all(".stepscope-findings" in rule.rpartition("}")[2] for rule in rules)
-
-
-def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    write_script(tmp_path)
-    file = str(tmp_path / "train.py")
-    found = finding(file, title=HOSTILE, fix=HOSTILE, caveat=HOSTILE, severity=HOSTILE, rule=HOSTILE)
-    facts = analysis(tmp_path, run=run_facts(tmp_path, name=HOSTILE, command=(HOSTILE,)))
-    made = notebook.fragment(build(facts, Diagnosis((found,), (Abstention(HOSTILE, HOSTILE),))), page=HOSTILE)
-    page = Page(made)
-    assert page.open == []
-    assert not {"script", "b[/]"} & set(page.tags)
-    assert "<script>x</script>" in page.text
-    assert not {"\x1b", "\u202e", "\u2066", "\x9b", "\x07"} & set(made)
 
 
 def test_a_healthy_run_and_one_without_steps(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tests.browser_page import Opened
 from tests.dashboard.browser import Look, View
 from tests.dashboard.client import Dashboard
 from tests.dashboard.test_charts_in_browser import COLOURS
-from tests.dashboard.test_ranks_page import HOSTILE
 from tests.reduced_runs import Made, reduced_run
 
 
@@ -21,7 +20,6 @@ from tests.reduced_runs import Made, reduced_run
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks") / "runs"
     reduced_run(made / "late", Made(ranks=96, stages=2, windows=20, missing=range(40, 48)))
-    reduced_run(made / "hostile", Made(hosts=HOSTILE))
     return made
 
 
@@ -33,22 +31,11 @@ def shown(folder: Path) -> Iterator[Dashboard]:
 
 @pytest.fixture
 def ranks(shown: Dashboard, look: Look) -> Callable[..., View]:
-    def open_page(name: str = "late", *, axe: bool = False, **params: str) -> View:
-        return look(shown.page(shown.id(name), "ranks", **params), axe=axe).ready()
-
-    return open_page
+    return lambda: look(shown.page(shown.id("late"), "ranks")).ready()
 
 
 def drawn(view: Opened) -> bool:
     return len(view.page.locator("section.chart canvas").first.evaluate(COLOURS)) > 3
-
-
-def test_accessible_in_both_themes(ranks: Callable[..., View]) -> None:
-    view = ranks(axe=True)
-    view.until(lambda: drawn(view))
-    assert view.violations() == []
-    view.page.emulate_media(color_scheme="dark")
-    assert view.violations() == []
 
 
 def test_the_ranks_of_a_host_are_asked_for_when_it_is_chosen(ranks: Callable[..., View]) -> None:
@@ -65,13 +52,6 @@ def test_the_ranks_of_a_host_are_asked_for_when_it_is_chosen(ranks: Callable[...
     view.ready()
     view.until(lambda: view.page.get_by_text(": rank 13, from step").count() == 1)
     assert view.asked("by=host-1") == 1
-
-
-def test_hostile_names_of_hosts_are_text(ranks: Callable[..., View]) -> None:
-    view = ranks("hostile")
-    view.until(lambda: drawn(view))
-    assert view.page.locator("main table").get_by_text("<img src=x onerror=alert(1)>").first.is_visible()
-    assert view.page.locator("main img").count() == 0
 
 
 def test_a_file_shows_the_ranks_of_a_host_without_a_server(

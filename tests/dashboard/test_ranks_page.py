@@ -12,8 +12,8 @@ from stepscope import api
 from stepscope.dashboard import bundle, single
 from stepscope.model.ranks import HostClock
 from tests.builders import step_rows
-from tests.dashboard.embedded import embedded
 from tests.dashboard.opened import OPTIONS, figures, harmful, is_empty, page, part, parts, said, series
+from tests.dashboard.plain_pages import embedded
 from tests.dashboard.served_runs import EVIL
 from tests.reduced_runs import Made, reduced_run
 from tests.run_folders import make_run_folder

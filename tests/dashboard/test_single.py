@@ -20,7 +20,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.report.escape import markup
 from tests.browser_page import Opened
 from tests.dashboard.browser import View
-from tests.dashboard.embedded import embedded
+from tests.dashboard.plain_pages import embedded
 
 SCRIPT = "const a = '</script><!-- \\u2028'; document.title = a;"
 STYLE = "body { color: red }"
@@ -28,8 +28,7 @@ INDEX = (
     "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>stepscope</title></head>"
     "<body><div id='app'></div></body></html>"
 )
-FORMS = ("small", "fuzzed", "empty", "cpu")
-REAL = ("tb_plugin", "h100", "demo")
+FORMS = ("small", "fuzzed", "cpu", "h100")  # those that browsers see served are others (test_pages_in_browser)
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def opened(request: pytest.FixtureRequest) -> Callable[[str], Run]:
     """A run by its name, opened once."""
-    fixtures = {"tb_plugin": "tb_plugin", "cpu": "cpu_trace", "h100": "h100_trace"}
+    fixtures = {"cpu": "cpu_trace", "h100": "h100_trace"}
     return cache(lambda name: open_run(request.getfixturevalue(fixtures.get(name, f"{name}_run"))))
 
 
@@ -194,7 +193,7 @@ def test_of_what_is_made_smaller_the_totals_stay(opened: Callable[[str], Run], m
         assert (left_out["kind"], "too large" in left_out["why"]) == ("empty", True)
 
 
-@pytest.mark.parametrize("name", [*FORMS, *REAL])
+@pytest.mark.parametrize("name", FORMS)
 def test_the_file_opens_without_a_network(
     name: str, opened: Callable[[str], Run], open_page: Callable[..., Opened], tmp_path: Path
 ) -> None:

@@ -1,15 +1,21 @@
-"""Blocks as plain HTML: every kind is shown, missing figures are said, and nothing outside the picture is drawn."""
+"""Blocks as plain HTML: every kind is shown, missing figures are said, nothing outside the picture is drawn.
+
+The plain report that is made of them asks for nothing and can be read without seeing it.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.static_page import Section
-from tests.dashboard.plain_pages import Page
+from stepscope.report.document import build
+from tests.dashboard.plain_pages import Page, page_of
+from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.test_terminal import HOSTILE, words_of
 
 
@@ -89,7 +95,7 @@ def test_every_kind_of_block_takes_any_text() -> None:
 def test_what_does_not_fit_is_left_out_and_said() -> None:
     columns = [blocks.column("a", "A")]
     table = blocks.table("t", "T", columns, [{"a": "&" * 300} for _ in range(1_000)], limit=1_000)
-    sections = [Section("One", [blocks.text("kept")]), *(Section(f"T{at}", [table]) for at in range(400))]
+    sections = [Section("One", [blocks.text("kept")]), *(Section(f"T{at}", [table]) for at in range(200))]
     page = static_page.render("run", sections)
     assert len(page.encode()) <= static_page.MAX_BYTES
     assert "The first 5 of 1000." in page
@@ -98,3 +104,30 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     assert "T1" not in small
     assert len(small) <= 2_000
     assert static_page.body("run", sections, 3) == ""
+
+
+PARTS = """pictures|61.3 ms|16.3|522|cut by the loader's next fetch|1 torn line|Paid once 4.2 s|data wait
+1. Waiting for the loader|41.2 ms a step, 67 %|train.py:7|Image.open|Load in 4 worker|loader.workers=4
+step time does not fall|memory.fragmented|we need every line|aten::conv2d|256 = dim 1 of (8, 256)|trace-0.json.gz
+augment|DataLoader|4711|powersave"""
+
+
+def test_it_says_what_the_terminal_says_asks_for_nothing_and_can_be_read_without_seeing_it(tmp_path: Path) -> None:
+    write_script(tmp_path)
+    page = Page(page_of(build(analysis(tmp_path), diagnosis(tmp_path))))
+    assert [part for part in re.split("[|\n]", PARTS) if part not in " ".join(page.text.split())] == []
+
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe", "object", "embed", "form"} & set(page.tags)
+    policy = next(value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value)
+    (style,) = page.contents["style"]
+    assert policy == f"default-src 'none'; style-src {static_page.hashes([style])}; base-uri 'none'; form-action 'none'"
+    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name in ("src", "style")]
+
+    assert ("html", "lang", "en") in page.attributes
+    assert page.tags.count("h1") == 1
+    assert page.tags.count("table") == page.tags.count("thead")
+    heads = [name for tag, name, _ in page.attributes if tag == "th" and name == "scope"]
+    assert len(heads) == page.tags.count("th") > 0
+    labels = [name for tag, name, _ in page.attributes if tag == "svg" and name == "aria-label"]
+    assert len(labels) == page.tags.count("svg") == 2 + 2 + 5  # of the overview, of steps, of metrics

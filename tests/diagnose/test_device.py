@@ -21,7 +21,7 @@ from tests.analyze.scenes import loader_tables
 from tests.analyze.traces import US
 from tests.builders import make_tables, rank_info, run_facts, step_rows
 from tests.diagnose.judged import values
-from tests.records import annotated, blank, replace, some
+from tests.records import blank, replace, some
 
 Fill = Callable[[Scene], Any]
 SCENES: dict[str, tuple[float, Fill]] = {
@@ -414,9 +414,9 @@ def test_a_loss_of_few_steps_counts_by_the_median(reading: Analysis) -> None:
 
 
 def test_idle_time_that_no_trace_explains_is_told(reading: Analysis) -> None:
-    (played,) = reading.replays
-    known = {name: getattr(played, name) for name in annotated(Replay)}
-    odd = replace(reading, replays=(Replay(**{**known, "unexplained_ns": 0.2 * 400_000}),))
+    (one,) = reading.replays
+    known = {name: getattr(one, name) for name in Replay.__annotations__}
+    odd = replace(reading, replays=(Replay(**known | {"unexplained_ns": 0.2 * 400_000}),))
     assert "For 20% of the step the device idles" in found(odd)["sync.host_waits"].caveat
     assert "the device idles with work launched" not in found(reading)["sync.host_waits"].caveat
 

@@ -25,8 +25,8 @@ from stepscope.model.device_losses import (
 from stepscope.model.trace import GpuProperties
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, stack, steps_with_window
-from tests.analyze.test_calls import DESCRIBE, MAIN, TRAINING, main
-from tests.analyze.test_calls import tables as call_tables
+from tests.analyze.test_main_thread import DESCRIBE, MAIN, TRAINING, main
+from tests.analyze.test_main_thread import tables as call_tables
 from tests.builders import MS, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, needs, only, told
 from tests.records import blank, replace, some

@@ -16,10 +16,12 @@ from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_machine import (
     SECOND,
+    SMALL,
     collections,
     cores_tables,
     growing,
     growing_stacks,
+    pool_tables,
     profiled_tables,
     telemetry,
 )
@@ -32,7 +34,6 @@ from tests.analyze.test_machine_views import (
     storage_rows,
     storage_tables,
 )
-from tests.analyze.test_pool import SMALL, pool_tables
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, needs, only, told, values
 from tests.records import replace

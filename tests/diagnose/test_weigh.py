@@ -30,7 +30,7 @@ from stepscope.report import document, sentences
 from stepscope.report.document import build
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, loader_tables, loop_tables, stack
-from tests.analyze.test_pool import pool_tables
+from tests.analyze.test_machine import pool_tables
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.diagnose import compiler_views
 from tests.diagnose.compiler_views import storm, view

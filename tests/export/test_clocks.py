@@ -95,6 +95,12 @@ class Job:
         return folder
 
 
+def merged(job: Job, folder: Path, *options: Any) -> tuple[str, Any]:
+    """What `export` says of the job's traces, and the export."""
+    done = export(job.record().save(folder / "traces"), *options, "-o", folder / "out.json")
+    return done, load(folder / "out.json")
+
+
 def ends_apart(content: Any) -> float:
     """By how much ends of the same collective differ in an export, the median, ns."""
     of_call: dict[int, list[int]] = {}
@@ -109,11 +115,9 @@ def ends_apart(content: Any) -> float:
 def test_hosts_are_moved_onto_one_clock(tmp_path: Path, numbered: bool) -> None:
     job = Job([0, 12_345_678, -40 * MS])
     job.numbered = numbered
-    folder, out = job.record().save(tmp_path / "traces"), tmp_path / "out.json"
-    done = export(folder, "-o", out)
-
-    check_format(out)
-    clocks = {one["host"]: one for one in load(out)["stepscopeClocks"]}
+    done, content = merged(job, tmp_path)
+    check_format(tmp_path / "out.json")
+    clocks = {one["host"]: one for one in content["stepscopeClocks"]}
     assert set(clocks) == {"node1", "node2"}
     for host, planted in (("node1", 12_345_678), ("node2", -40 * MS)):
         (moved,) = set(clocks[host]["moved_ns"])
@@ -124,18 +128,17 @@ def test_hosts_are_moved_onto_one_clock(tmp_path: Path, numbered: bool) -> None:
     assert "node2 (ranks 4, 5): moved by +40.0" in done
     assert done.count(" onto the clock of node0, to ±") == 2
     if numbered:
-        assert ends_apart(load(out)) < 100_000
+        assert ends_apart(content) < 100_000
 
 
 def test_nothing_but_the_start_of_an_event_changes_and_of_a_source_all_by_the_same(tmp_path: Path) -> None:
-    folder, out = Job([0, 7 * MS]).record().save(tmp_path / "traces"), tmp_path / "out.json"
-    export(folder, "-o", out)
-    (clock,) = load(out)["stepscopeClocks"]
+    content = merged(Job([0, 7 * MS]), tmp_path)[1]
+    (clock,) = content["stepscopeClocks"]
     ahead = {0: 0, 1: 0, 2: clock["moved_ns"][0], 3: clock["moved_ns"][1]}
     expected = []
-    for rank, path in enumerate(sorted(folder.glob("node*"))):
+    for rank, path in enumerate(sorted((tmp_path / "traces").glob("node*"))):
         expected += [(phase, name, start - ahead[rank], length) for phase, name, start, length in timed(load(path))]
-    assert sorted(timed(load(out))) == sorted(expected)
+    assert sorted(timed(content)) == sorted(expected)
 
 
 @pytest.mark.parametrize("hosts", [["node0", "node0"], None])
@@ -158,11 +161,10 @@ def test_what_shows_no_other_clock_stays(tmp_path: Path, hosts: list[str] | None
 def test_a_host_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     job = Job([0, 7 * MS, 9 * MS])
     job.split = 4
-    folder, out = job.record().save(tmp_path / "traces"), tmp_path / "out.json"
-    done = export(folder, "-o", out)
+    done, content = merged(job, tmp_path)
     assert re.search(r"node1 \(ranks 2, 3\): moved by -(7\.0|6\.9)", done)
     assert "node2 (ranks 4, 5): left on its own clock" in done
-    (left,) = (one for one in load(out)["stepscopeClocks"] if one["host"] == "node2")
+    (left,) = (one for one in content["stepscopeClocks"] if one["host"] == "node2")
     assert left["moved_ns"] == []
     assert left["bound_ns"] is None
     assert left["reason"]
@@ -171,7 +173,7 @@ def test_a_host_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
 def test_a_clock_that_steps_within_a_trace_cannot_be_moved(tmp_path: Path) -> None:
     job = Job([0, 7 * MS])
     job.stepped = (1, 5, 5 * MS)
-    done = export(job.record().save(tmp_path / "traces"), "-o", tmp_path / "out.json")
+    done = merged(job, tmp_path)[0]
     assert "left on its own clock" in done
     assert "its clock stepped by +" in done
 
@@ -179,7 +181,7 @@ def test_a_clock_that_steps_within_a_trace_cannot_be_moved(tmp_path: Path) -> No
 def test_large_collectives_alone_move_nothing(tmp_path: Path) -> None:
     job = Job([0, 7 * MS])
     job.elements, job.transfer_ns = 2**26, 10 * MS
-    done = export(job.record().save(tmp_path / "traces"), "-o", tmp_path / "out.json")
+    done = merged(job, tmp_path)[0]
     assert "no small collectives with the reference" in done
     assert "moved by" not in done
 

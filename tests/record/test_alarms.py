@@ -69,6 +69,16 @@ class Script:
         self.optimizer.zero_grad()
         self.used.append([])
 
+    def train(self, batches: Any, *, every: int = 1, clip: bool = False, last: int = -1) -> Script:
+        """An epoch, with an update after `every` batches, and after batch `last`."""
+        for number, batch in enumerate(batches, 1):
+            self.backward(batch)
+            if clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            if number % every == 0 or number == last:
+                self.update()
+        return self
+
     @property
     def step(self) -> int:
         """The number of the step under way."""
@@ -94,29 +104,18 @@ def one_ahead(batches: Any) -> Iterator[Any]:
     yield held
 
 
-# ------------------------------------------------------------------------- what goes wrong: (script, step, series)
-
 Planted = tuple[Script, int, str]
 
 
-def poisoned(workers: int) -> Callable[[], Planted]:
-    def train() -> Planted:
-        script = Script()
-        for batch in loader(Subset(Samples(math.nan), range(SAMPLES)), num_workers=workers):
-            script.backward(batch)
-            script.update()
-        return script, script.step_with(POISONED), "train/loss"
-
-    return train
+def poisoned(workers: int) -> Planted:
+    script = Script().train(loader(Subset(Samples(math.nan), range(SAMPLES)), num_workers=workers))
+    return script, script.step_with(POISONED), "train/loss"
 
 
 def far_off_and_one_ahead() -> Planted:
     script, batches = Script(), loader(Samples(9_000.0))
     for _ in range(2):
-        for batch in one_ahead(batches):
-            script.backward(batch)
-            torch.nn.utils.clip_grad_norm_(script.model.parameters(), 1.0)
-            script.update()
+        script.train(one_ahead(batches), clip=True)
     return script, script.step_with(POISONED), "train/loss"
 
 
@@ -132,19 +131,12 @@ def fetched_ahead_and_accumulated() -> Planted:
     script, ahead = Script(), Shard(Samples(math.nan), batch_size=BATCH)
     ALIVE[:] = [ahead]
     for _ in range(2):
-        for number, batch in enumerate(ahead, 1):
-            script.backward(batch)
-            if number % 4 == 0 or number == len(ahead):
-                script.update()
+        script.train(ahead, every=4, last=len(ahead))
     return script, script.step_with(POISONED), "train/loss"
 
 
 def far_off_while_accumulating() -> Planted:
-    script = Script()
-    for number, batch in enumerate(loader(Samples(9_000.0), num_workers=2), 1):
-        script.backward(batch)
-        if number % 3 == 0:
-            script.update()
+    script = Script().train(loader(Samples(9_000.0), num_workers=2), every=3)
     return script, script.step_with(POISONED), "train/loss"
 
 
@@ -185,9 +177,10 @@ def rate_jumps() -> Planted:
     return script, 91, "train/loss"
 
 
-PLANTED = {
-    "a batch, no workers": poisoned(0),
-    "a batch, two workers": poisoned(2),
+# what goes wrong: (script, step, series)
+PLANTED: dict[str, Callable[[], Planted]] = {
+    "a batch, no workers": lambda: poisoned(0),
+    "a batch, two workers": lambda: poisoned(2),
     "a batch, fetched one ahead": far_off_and_one_ahead,
     "a batch, fetched ahead and accumulated": fetched_ahead_and_accumulated,
     "a batch, gradients accumulated": far_off_while_accumulating,
@@ -237,9 +230,6 @@ def test_a_norm_is_of_the_backward_pass_before_it(captured: Captured, series: st
     assert (alarm["series"], alarm["step"]) == (series, 19), "the first pass alone tells that there is no optimizer"
 
 
-# ------------------------------------------------------------------------------------------------- what is not known
-
-
 def test_a_crash_in_the_step_itself_and_a_batch_that_was_left_out(captured: Captured) -> None:
     script, seen = Script(), []
     batches = loader(Samples(math.nan))
@@ -258,9 +248,7 @@ def test_a_crash_in_the_step_itself_and_a_batch_that_was_left_out(captured: Capt
 
 def test_a_stream_has_positions_and_a_strange_sampler_what_is_a_number(captured: Captured) -> None:
     script = Script()
-    for batch in DataLoader(Stream(), batch_size=BATCH):
-        script.backward(batch)
-        script.update()
+    script.train(DataLoader(Stream(), batch_size=BATCH))
     captured.finish()
     (alarm,) = captured.of("alarm")
     step = script.step_with(POISONED)
@@ -286,9 +274,7 @@ def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> No
             return super().__getitem__(int(index))
 
     script = Script()
-    for batch in DataLoader(Named(math.nan), batch_sampler=Sampler()):
-        script.backward(batch)
-        script.update()
+    script.train(DataLoader(Named(math.nan), batch_sampler=Sampler()))
     captured.finish()
     (alarm,) = captured.of("alarm")
     assert alarm["step"] == script.step_with(POISONED)
@@ -335,9 +321,7 @@ def test_a_data_set_may_call_its_list_of_files_as_it_likes(captured: Captured, e
     data, script = Samples(math.nan), Script()
     del data.samples
     data.length, data.own_list = [SAMPLES], entries
-    for batch in loader(data):
-        script.backward(batch)
-        script.update()
+    script.train(loader(data))
     captured.finish()
     (suspect,) = [batch for batch in captured.of("alarm")[0]["batches"] if batch["suspect"]]
     files = suspect.get("files") or [None] * len(suspect["indices"])
@@ -350,18 +334,13 @@ def test_large_batches_are_cut_and_names_are_masked(captured: Captured) -> None:
     data.samples = [(secret, 0)] * SAMPLES
     script = Script()
     large = [list(range(SAMPLES)) * 10 for _ in range(2)]
-    for batch in loader(data, batch_sampler=large, batch_size=1, shuffle=False):
-        script.backward(batch)
-        script.update()
+    script.train(loader(data, batch_sampler=large, batch_size=1, shuffle=False))
     captured.finish()
     (alarm,) = captured.of("alarm")
     (batch,) = alarm["batches"]
     assert (len(batch["indices"]), batch["samples"]) == (10_000, 12_000)
     assert len(batch["files"]) == 1_000
     assert "hunter2" not in str(batch["files"])
-
-
-# ------------------------------------------------------------------------------------------------------ healthy runs
 
 
 def healthy(seed: int) -> list[float]:
@@ -446,7 +425,7 @@ def test_a_defect_of_ours_costs_the_data_alone(tmp_path: Path, fault: str) -> No
     captured = Captured(tmp_path, faults=fault)
     captured.agent.probes.install_all()
     try:
-        script, _, _ = poisoned(0)()
+        script, _, _ = poisoned(0)
     finally:
         captured.finish()
     alarms_told = captured.of("alarm")

@@ -63,11 +63,6 @@ def once_begun(out: Path, do: Callable[[], None]) -> Iterator[list[int]]:
         watcher.join()
 
 
-def test_processes_make_the_same_bytes(run: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
-    assert call("reduce", run, "--out", tmp_path, "--engine", "pool", "--jobs", "2") == 0
-    assert contents(tmp_path / "reduced") == expected
-
-
 def test_a_killed_process_costs_what_it_was_at(
     run: Path, expected: dict[str, bytes], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +169,6 @@ def test_a_reduction_that_is_killed_leaves_nothing_half(run: Path, expected: dic
 
 
 def test_several_at_once_do_not_disturb_each_other(run: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
-    together = [reduction(run, tmp_path) for _ in range(3)]
-    assert [process.wait() for process in together] == [0, 0, 0]
+    together = [reduction(run, tmp_path) for _ in range(2)]
+    assert [process.wait() for process in together] == [0, 0]
     assert contents(tmp_path / "reduced") == expected

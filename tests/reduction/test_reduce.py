@@ -36,8 +36,11 @@ from tests.run_folders import make_run_folder
 @pytest.fixture(scope="module")
 def reduced(tmp_path_factory: pytest.TempPathFactory) -> Reduced:
     """The tables of two hosts."""
-    run = make_job(tmp_path_factory.mktemp("job"))
-    assert call("reduce", run, "--engine", "inline") == 0
+    return reduce_all(make_job(tmp_path_factory.mktemp("job")))
+
+
+def reduce_all(run: Path) -> Reduced:
+    assert call("reduce", run) == 0
     return load(run / "reduced")
 
 
@@ -145,8 +148,7 @@ def test_pieces_of_a_pipeline_keep_their_micro_batches(tmp_path: Path) -> None:
     more = [host(name, at + start, 50, "user_annotation") for name, start in named]
     more += [host("PP:1F0", at + 160, 70, "gpu_user_annotation", stream=7, device=0)]
     run = make_job(tmp_path, {"a": (0,)}, more=more)
-    assert call("reduce", run) == 0
-    found = rows(load(run / "reduced"), "work", step=WINDOW[0])
+    found = rows(reduce_all(run), "work", step=WINDOW[0])
     began = T0 + at * 1000
     assert [
         (row["kind"], row["microbatch"], row["chunk"], row["start_ns"] - began, row["end_ns"] - began) for row in found
@@ -193,7 +195,7 @@ DAMAGE = {
 def test_a_damaged_trace_is_named_and_costs_itself_alone(
     tmp_path: Path, damaged: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_job(tmp_path)
+    run = make_job(tmp_path, {"a": (0, 1)})
     (run / "rank-1" / "trace-0.pt.trace.json.gz").write_bytes(DAMAGE[damaged])
     assert call("reduce", run) == 0
     assert "host-a: left out: rank-1/trace-0.pt.trace.json" in capfd.readouterr().err
@@ -212,8 +214,7 @@ def test_torn_journals_are_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
     shutil.rmtree(run / "rank-2")
     (run / "host-b" / "system.jsonl").write_bytes(b"\0" * 1000)
     (run / "host-b" / "manifest.json").write_bytes(b"[]")
-    assert call("reduce", run) == 0
-    found = load(run / "reduced")
+    found = reduce_all(run)
     assert len(rows(found, "steps", rank=0)) == STEPS
     assert rows(found, "steps", rank=1) == []
     assert found.ranks == (0, 1, 3)
@@ -227,8 +228,7 @@ def test_numbers_of_ranks_that_cannot_be(tmp_path: Path) -> None:
     for rank, told in ((1, 0), (2, 2**30)):
         path = run / f"rank-{rank}" / "rank.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"rank": told, "world_size": 2**40}))
-    assert call("reduce", run) == 0
-    found = load(run / "reduced")
+    found = reduce_all(run)
     assert found.ranks == (0, 3)
     assert len(rows(found, "steps", rank=0)) == STEPS
     assert {row["rank"] for row in rows(found, "collectives")} == {0, 3}
@@ -251,8 +251,7 @@ def test_launchers_of_one_machine_are_one_host(tmp_path: Path) -> None:
     run = make_job(tmp_path, {"node1": (0,), "node1.2": (1,), "node2": (2,), "node2.2": (3,)})
     assert call("reduce", run, "--host", "node1.2") == 0
     assert [one.host for one in load(run / "reduced").hosts] == ["node1"]
-    assert call("reduce", run) == 0
-    assert load(run / "reduced").host_of == {0: "node1", 1: "node1", 2: "node2", 3: "node2"}
+    assert reduce_all(run).host_of == {0: "node1", 1: "node1", 2: "node2", 3: "node2"}
 
 
 def test_of_a_rank_that_was_started_again_the_longer_part_counts(tmp_path: Path) -> None:
@@ -264,8 +263,7 @@ def test_of_a_rank_that_was_started_again_the_longer_part_counts(tmp_path: Path)
     (run / "rank-1.2" / "rank.json").write_text(json.dumps({**info, "rank": 1}))
     agents = run / "host-b" / "agents.jsonl"
     agents.write_text(agents.read_text().replace("rank-7", "rank-1.2"))
-    assert call("reduce", run) == 0
-    found = load(run / "reduced")
+    found = reduce_all(run)
     assert found.problems == ()
     assert found.host_of == {0: "a", 1: "b"}
     assert len(rows(found, "steps", rank=1)) == 50
@@ -344,5 +342,4 @@ def test_tasks_of_a_job_step_reduce_what_their_node_recorded(
     assert call("reduce", run) == 0
     assert [one.host for one in load(run / "reduced").hosts] == ["b"]
     task(monkeypatch, "c", tasks=1)  # a step of its own, on whatever node
-    assert call("reduce", run) == 0
-    assert load(run / "reduced").ranks == (0, 1, 2, 3)
+    assert reduce_all(run).ranks == (0, 1, 2, 3)

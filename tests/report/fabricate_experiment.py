@@ -11,7 +11,6 @@ from rich.console import Console
 from stepscope.dashboard import terminal
 from stepscope.model import comparison
 from stepscope.report import experiment_report
-from stepscope.schema import Knob
 from tests.records import replace
 
 KEPT = experiment_report.loads(Path(__file__).with_name("golden_experiment.json").read_bytes())
@@ -63,38 +62,6 @@ def self_test() -> comparison.Experiment:
         noise=comparison.Noise(
             0.023, 6, (("seeds", "all of them 0"),), (("governor", "powersave: the clock follows the load"),)
         ),
-    )
-
-
-def hostile(text: str, folder: Path) -> comparison.Experiment:
-    """An experiment whose every text is `text`."""
-    knob = Knob(f"env:{text}", text)
-    tried = FASTER
-    outcome = replace(
-        tried.outcome,
-        knobs=(knob,),
-        verdict=comparison.Verdict("faster", text),
-        flags=(comparison.Flag(text, text, text, False),),
-        phases=(comparison.PhaseEffect(text, 1.0, 2.0, 1.0),),
-        pairs=((measure(text, 60.0), measure(text, 40.0)),),
-        equivalence=comparison.Equivalence(True, True, False, 0.0, 0.05, 1, text),
-    )
-    applied = (comparison.AppliedKnob(knob.knob, text, True, observed=text, file=text, line=1),)
-    again = (comparison.AppliedKnob(knob.knob, text, False, reason=text),)
-    return experiment(
-        protocol=replace(KEPT.protocol, command=("python", text)),
-        tried=(comparison.Tried(comparison.Candidate(text, (knob,), 0.3, text), outcome, (*applied, *again), (text,)),),
-        skipped=(comparison.Skipped(text, (knob,), text),),
-        effects=(comparison.MainEffect(knob, 0.9, 0.8, 1.0, 8),),
-        noise=comparison.Noise(0.01, 6, ((text, text),), ((text, text),)),
-        by_hand=(comparison.ByHand(text, text, text, 1, 0.2, text),),
-        notes=(text,),
-        repeat=text,
-        stopped=text,
-        finished=False,
-        source=text,
-        folder=str(folder),
-        cwd=text,
     )
 
 

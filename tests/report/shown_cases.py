@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.dashboard import hotspots
+from stepscope.dashboard.pages import compare
 from stepscope.model import (
     Abstention,
     DeviceLines,
@@ -23,7 +24,7 @@ from stepscope.model import (
 from stepscope.model.comparison import AppliedKnob, Effect, TrialFacts, Verdict
 from stepscope.model.compilers import Change, CompilersView, CompileStorm
 from stepscope.model.sampled import SampledProcess
-from stepscope.report import comparison_report, experiment_report
+from stepscope.report import experiment_report
 from stepscope.report.document import build
 from stepscope.schema import Knob
 from tests.records import replace
@@ -328,7 +329,7 @@ def _hotspots(_folder: Path) -> dict[str, str]:
 
 def _comparisons(_folder: Path) -> dict[str, str]:
     made, change, terminal = test_comparison.comparison, test_comparison.change, test_comparison.terminal
-    kinds = [change(kind, f"a {kind}") for kind in comparison_report.KINDS]
+    kinds = [change(kind, f"a {kind}") for kind in compare.KINDS]
     rows = (
         *kinds,
         *(change("kernel", f"gemm {number}", float(number)) for number in range(9)),

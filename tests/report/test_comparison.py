@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from stepscope.dashboard.blocks import Alone
 from stepscope.dashboard.pages import compare
 from stepscope.dashboard.terminal import show_comparison
 from stepscope.model import SourceFiles
@@ -26,7 +27,6 @@ from stepscope.model.comparison import (
     Verdict,
 )
 from stepscope.report import comparison_report
-from stepscope.report import comparison_report as said
 from stepscope.report.values import json_bytes
 from tests.records import replace
 
@@ -80,10 +80,11 @@ def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
     assert found.outcome is not None
     flag = Flag("failed", "the command ended with status 1", "manifest", True)
     outcome = replace(found.outcome, flags=(flag, flag), left_out=(measure("b/7", 1),))
-    texts = said.warnings(comparison_report.comparison_document(replace(found, outcome=outcome)))
-    assert texts == [
-        "the command ended with status 1 (no verdict rests on such a run)",
-        "left out of the pairs for that: b/7",
+    document = comparison_report.comparison_document(replace(found, outcome=outcome))
+    shown = compare.comparison(Alone(), document)
+    assert [block["text"] for block in shown if block.get("tone") == "warning"][1:] == [
+        "The command ended with status 1 (no verdict rests on such a run).",
+        "Left out of the pairs for that: b/7.",
     ]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stepscope.diagnose import RULES
 from stepscope.model import (
     Abstention,
@@ -17,14 +15,12 @@ from stepscope.model import (
     Diagnosis,
     Place,
     ReadingFacts,
-    Report,
     TraceFacts,
 )
 from stepscope.report.document import build
-from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, kept, run_facts
-from tests.report.test_terminal import HOSTILE, shown, words_of
+from tests.report.test_terminal import shown, words_of
 
 MS = 1_000_000
 TRACE = "worker0.pt.trace.json"
@@ -69,37 +65,9 @@ def foreign(folder: Path, **changes: Any) -> Analysis:
 NONE_FOUND = Diagnosis(findings=(), abstained=(Abstention("input.loader_bound", "the data wait of the steps"),))
 
 
-@pytest.fixture
-def report(folder: Path) -> Report:
-    return build(foreign(folder), NONE_FOUND)
-
-
 def test_what_the_rules_could_not_judge_is_not_called_healthy(folder: Path) -> None:
     nothing = Diagnosis(findings=(), abstained=tuple(Abstention(f"rule-{n}", "stacks") for n in range(len(RULES))))
     text = shown(build(foreign(folder), nothing))
     assert "Nothing worth" not in text
     assert "Not judged: rule-0, rule-1" in text
     assert "by the rules that could be judged." in words_of(shown(build(foreign(folder), NONE_FOUND)))
-
-
-def test_hostile_names_do_nothing(folder: Path) -> None:
-    bad = DeviceLines(
-        "device",
-        MS,
-        (device_line(HOSTILE, 1, MS, top=((HOSTILE, MS),)),),
-        {HOSTILE: MS},
-        {HOSTILE: 1.0},
-        1.0,
-        0.0,
-        None,
-    )
-    times = (device_time("launched", trace=HOSTILE), device_time("launched", trace="b"))
-    facts = foreign(folder, device_lines=bad, device_time=times, traces=(trace_facts(trace=HOSTILE),))
-    report = build(facts, NONE_FOUND)
-    text = shown(report)
-    assert "\x1b" not in text
-    assert "\x9b" not in text
-    assert "\u202e" not in text
-    page = page_of(report, facts)
-    assert "<script" not in page
-    assert "\u202e" not in page

@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
+from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.report.document import KEY_ORDER, build, read_report, report_bytes
 from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts
 
@@ -126,3 +127,14 @@ def test_no_source_leaves_no_line_of_it(folder: Path) -> None:
 def _source(row: dict[str, Any]) -> dict[str, Any]:
     source: dict[str, Any] = row["where"][0]["source"]
     return source
+
+
+def test_knobs_stand_with_their_line(folder: Path) -> None:
+    knob = AppliedKnob("gc", "off", True, rank=0, file=str(folder / "train.py"), line=7)
+    report = build(analysis(folder, trial=TrialFacts((knob,), 5)), diagnosis(folder))
+    view = json.loads(report_bytes(report))["views"]["trial"]
+
+    assert (view["seed"], view["skipped"], view["standing"]) == (5, 0, {"gc": "applied"})
+    assert view["knobs"][0]["place"] == {"file": str(folder / "train.py"), "line": 7}
+    assert view["knobs"][0]["code"].startswith("image = Image.open")
+    assert read_report(report_bytes(report)) == report

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope import api, comparing
+from stepscope.dashboard.pages.compare import figures
 from stepscope.dashboard.single import renderer
 from stepscope.model.machine import Prices
-from stepscope.report.comparison_report import comparison_document, figures
+from stepscope.report.comparison_report import comparison_document
 from stepscope.report.document import read_report, report_bytes
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.opened import page
@@ -74,7 +75,8 @@ def test_a_comparison_is_of_the_energy_of_the_measured_steps(tmp_path: Path) -> 
     assert measure.cost_per_1000_steps == pytest.approx(500 / 1e6)
     document = comparison_document(found)
     assert document["candidates"][0]["energy"]["word"] == "less"
-    rows = {figure.label: (figure.baseline, figure.candidate, figure.change) for figure in figures(document)}
+    found = figures(document, document["candidates"][0])
+    rows = {figure["label"]: (figure["baseline"], figure["candidate"], figure["change"]) for figure in found}
     assert rows["energy a sample"] == ("62.5 mJ", "50.0 mJ", "-20 %")
     assert rows["cost of 1,000 steps"] == ("0.0005", "0.0004", "-20 %")
     assert "energy a step" not in rows

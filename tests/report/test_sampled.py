@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from stepscope.analyze.input import loader_waits
-from stepscope.model import Place, Report
+from stepscope.model import Report
 from stepscope.model.sampled import (
     SampledViews,
-    StageTime,
 )
 from stepscope.report import words
 from stepscope.report.document import build
@@ -20,7 +17,8 @@ from tests.records import replace, some
 from tests.report.fabricate import analysis, diagnosis, kept
 
 ROOT = "/home/user/project"
-HOSTILE = "evil\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202e\r\nfake"
+
+
 VIEWS = kept("sampled", SampledViews)
 (WAIT,), SLOW, RANKS = VIEWS.waits, some(VIEWS.slow_steps), some(VIEWS.rank_lines)
 PARTS = WAIT.parts
@@ -39,27 +37,6 @@ def shown(views: SampledViews | None, *, width: int = 100) -> str:
         views={"sampled": views and plain_mapping(views)},
     )
     return "".join(f"{part}\n" for part in on_terminal(report, width).split("\n\n")[1:-1])
-
-
-@pytest.mark.parametrize("width", [30, 80])
-def test_names_can_do_no_harm(width: int) -> None:
-    place = Place(HOSTILE, 3, HOSTILE)
-    wait = replace(WAIT, parts=(replace(PARTS[0], place=place), replace(PARTS[3], leaf=HOSTILE)))
-    text = shown(
-        SampledViews(
-            stages=(StageTime(HOSTILE, 4, 0.4, None), StageTime("steady", 6, 0.6, None)),
-            phases={HOSTILE: 1.0},
-            waits=(wait,),
-            slow_steps=replace(SLOW, lines=(replace(SLOW.lines[0], place=place, phase=HOSTILE),)),
-            rank_lines=replace(RANKS, lines=(replace(RANKS.lines[0], place=place, phase=HOSTILE),), verdict=HOSTILE),
-            absent={},
-        ),
-        width=width,
-    )
-    assert not set(text) & {"\x1b", "\x07", "\u202e", "\r"}
-    assert "\nfake" not in text
-    assert "[bold red]" in text or width < 80  # shown as it is, not obeyed
-    assert max(map(len, text.splitlines())) <= width
 
 
 def test_every_kind_of_part_has_words() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from stepscope.dashboard import summary, terminal
-from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
+from stepscope.model import Abstention, Diagnosis, Place, Report
 from stepscope.report import words
 from stepscope.report.document import build
 from tests.records import replace
-from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts
+from tests.report.fabricate import analysis, diagnosis, finding, run_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
 
@@ -79,49 +78,6 @@ def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
 
     assert set(text.split("Where a step goes\n")[1].splitlines()[0]) == set("#=+-:")
     assert "7 | name = 'Gr\\xf6\\xdfe'" in text
-
-
-@pytest.mark.parametrize("coloured", [False, True])
-@pytest.mark.parametrize("width", [40, 80])
-def test_hostile_names_are_shown_not_obeyed(folder: Path, coloured: bool, width: int) -> None:
-    file = str(folder / "train.py")
-    hostile = finding(
-        file,
-        title=HOSTILE,
-        fix=HOSTILE,
-        caveat=HOSTILE,
-        severity=HOSTILE,
-        confidence=HOSTILE,
-        where=(Place(HOSTILE, 3, HOSTILE, 0.5), Place(HOSTILE, None)),
-        evidence=(Evidence(HOSTILE, HOSTILE, HOSTILE, HOSTILE), Evidence(HOSTILE, 3.0, HOSTILE, "")),
-        try_=(),
-    )
-    (folder / "train.py").write_text((HOSTILE + "\n") * 20)
-    facts = analysis(
-        folder,
-        run=run_facts(folder, name=HOSTILE, command=("python", HOSTILE)),
-        quality=Quality({}, (Note("warning", HOSTILE, HOSTILE),)),
-        steps=(step_facts(kind=HOSTILE, signal=HOSTILE), step_facts(kind=HOSTILE)),
-    )
-    for findings in ((hostile, finding(file)), ()):
-        text = shown(build(facts, Diagnosis(findings, (Abstention(HOSTILE, HOSTILE),))), width=width, coloured=coloured)
-        if coloured:
-            for code in range(110):
-                text = text.replace(f"\x1b[{code}m", "").replace(f"\x1b[1;{code}m", "").replace(f"\x1b[2;{code}m", "")
-        harmful = {char for char in text if unicodedata.category(char) in ("Cc", "Cf") and char != "\n"}
-        assert harmful == set()
-        assert width < 80 or not any(line.startswith("fake:") for line in text.splitlines())
-        assert "[bold" in text.replace("\n", "")  # as text, not as a style
-
-
-def test_hot_lines_of_a_hostile_file_are_harmless(folder: Path) -> None:
-    facts = analysis(folder)
-    assert facts.stacks is not None
-    stacks = type(facts.stacks)("py-spy", 1.0, 1, 0, 1, {}, (hot_line(HOSTILE, function=HOSTILE),))
-    text = shown(build(analysis(folder, steps=(), stacks=stacks), Diagnosis((), ())))
-
-    assert "\x1b" not in text
-    assert "\u202e" not in text
 
 
 def test_what_goes_to_a_file_is_whole(folder: Path) -> None:

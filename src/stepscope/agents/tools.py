@@ -203,8 +203,7 @@ class HotLines(Listing, frozen=True, kw_only=True):
     rank: int | None = None
 
     def answer(self, runs: OpenRuns) -> bytes:
-        from stepscope.analyze.host.hotspots import HotspotOptions
-        from stepscope.analyze.host.stack_selection import StackSelection
+        from stepscope.analyze.host.hotspots import HotspotOptions, StackSelection
         from stepscope.report.source import SourceReader
 
         selection = StackSelection(phase=self.phase, rank=self.rank, process="all", parked=False)

@@ -12,31 +12,29 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.analyze import compilers, memory_losses, metrics, redundant, sites, step_times, trial
+from stepscope.analyze import compilers, memory_losses, metrics, redundant, sites, step_times
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
 from stepscope.analyze.host import (
-    file_io,
     loops,
-    python_time,
-    removable_calls,
+    main_thread,
     sampled_stacks,
     sampled_time,
-    slow_steps,
 )
-from stepscope.analyze.host.removable_calls import Calls
-from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.host.sampled_time import Calls, SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
 from stepscope.analyze.ranks import durations
 from stepscope.analyze.views.select import LazyViews
 from stepscope.engine import host_calls
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
 from stepscope.model.machine import NO_PRICES, EnergyFacts, MachineFacts, Prices
 from stepscope.model.memory import MemoryRecording
 from stepscope.model.views import Views
+from stepscope.tables.schema import Tables
 
 _Made = TypeVar("_Made")
 
@@ -68,59 +66,59 @@ class Facts(Analysis):
         # what it inherits from is frozen
         self.__dict__.update(known, _context=context, _recordings=recordings, _prices=prices, _notes=tuple(notes))
 
+    _tables: Tables = _made(lambda facts: facts._context.tables)
+    _labelled: LabelledSteps = _made(lambda facts: facts._context.labelled)
+
     # ------------------------------------------------------------------------------------------ the run, its steps
 
-    _framework: model.FrameworkFacts | None = _made(lambda facts: sites.framework(facts._context.tables, facts._train))
+    _framework: model.FrameworkFacts | None = _made(lambda facts: sites.framework(facts._tables, facts._train))
 
     @cached_property
     def run(self) -> model.RunFacts:
-        run = self._context.tables.run
+        run = self._tables.run
         roots = dict.fromkeys((*run.user_roots, *self._context.options.source_roots))
         return msgspec.structs.replace(run, user_roots=tuple(roots), framework=self._framework)
 
     @cached_property
     def quality(self) -> model.Quality:
-        quality = self._context.tables.quality
+        quality = self._tables.quality
         return msgspec.structs.replace(
             quality, notes=(*self._notes, *quality.notes, *sites.framework_notes(self._framework))
         )
 
-    steps = _made(lambda facts: step_times.step_facts(facts._context.labelled))
+    steps = _made(lambda facts: step_times.step_facts(facts._labelled))
     _train: model.StepFacts | None = _made(
         lambda facts: next((fact for fact in facts.steps if fact.kind == "train"), None)
     )
-    fixed = _made(lambda facts: step_times.fixed_costs(facts._context.tables, facts._context.labelled))
-    windows = _made(lambda facts: step_times.profiler_windows(facts._context.tables, facts._context.labelled))
-    sites = _made(lambda facts: sites.facts(facts._context.tables))
-    processes = _made(lambda facts: cores.processes(facts._context.tables))
-    devices = _made(lambda facts: tuple(sorted({rank.device for rank in facts._context.tables.ranks if rank.device})))
-    system = _made(lambda facts: readings.telemetry_summary(facts._context.tables, facts._context.labelled))
+    fixed = _made(lambda facts: step_times.fixed_costs(facts._tables, facts._labelled))
+    windows = _made(lambda facts: step_times.profiler_windows(facts._tables, facts._labelled))
+    sites = _made(lambda facts: sites.facts(facts._tables))
+    processes = _made(lambda facts: cores.processes(facts._tables))
+    devices = _made(lambda facts: tuple(sorted({rank.device for rank in facts._tables.ranks if rank.device})))
+    system = _made(lambda facts: readings.telemetry_summary(facts._tables, facts._labelled))
 
     @cached_property
     def settings(self) -> model.Settings | None:
-        tables = self._context.tables
-        return sites.settings(tables, loader.feeding_loader(tables, self._context.labelled), self._framework)
+        return sites.settings(self._tables, loader.feeding_loader(self._tables, self._labelled), self._framework)
 
-    trial = _made(lambda facts: trial.facts(facts._context.tables))
-    metrics = _made(lambda facts: metrics.facts(facts._context.tables, facts._context.labelled))
+    trial = _made(lambda facts: sites.trial(facts._tables))
+    metrics = _made(lambda facts: metrics.facts(facts._tables, facts._labelled))
     source_files = _made(
-        lambda facts: SourceFiles(facts._context.options.source_roots, facts._context.tables.run.source_hashes)
+        lambda facts: SourceFiles(facts._context.options.source_roots, facts._tables.run.source_hashes)
     )
 
     # --------------------------------------------------------------------------------------------- sampled stacks
 
-    stacks = _made(
-        lambda facts: sampled_stacks.stack_facts(facts._context.tables, facts._context.sampled, facts._train)
-    )
+    stacks = _made(lambda facts: sampled_stacks.stack_facts(facts._tables, facts._context.sampled, facts._train))
     sampled = _made(lambda facts: sampled_stacks.sampled_views(facts._context, facts._train))
     _sampled_time: SampledTime | None = _made(
-        lambda facts: sampled_time.sampled_time(facts._context.sampled, facts._train, facts._context.tables.quality)
+        lambda facts: sampled_time.sampled_time(facts._context.sampled, facts._train, facts._tables.quality)
     )
     _calls: Calls | None = _made(
-        lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
+        lambda facts: sampled_time.removable_calls(facts._context.sampled, facts._sampled_time)
     )
 
-    logging = _made(lambda facts: python_time.logging_costs(facts._context, facts._calls))
+    logging = _made(lambda facts: main_thread.logging_costs(facts._context, facts._calls))
 
     # --------------------------------------------------------------------------------------- slices of the traces
 
@@ -136,9 +134,9 @@ class Facts(Analysis):
         found = loops.loops(context, window, mean_ms, self._sampled_time)
         return {
             "loops": found,
-            "io": file_io.file_io(context, window, mean_ms, calls),
-            "regions": python_time.regions(context, window),
-            "python": python_time.python_facts(context, window, found, calls),
+            "io": main_thread.file_io(context, window, mean_ms, calls),
+            "regions": main_thread.regions(context, window),
+            "python": main_thread.python_facts(context, window, found, calls),
             "opened_per_step": loader.opened_per_step(window),
         }
 
@@ -146,7 +144,7 @@ class Facts(Analysis):
     io = _made(lambda facts: facts._of_window["io"])
     regions = _made(lambda facts: facts._of_window["regions"])
     python = _made(lambda facts: facts._of_window["python"])
-    traces = _made(lambda facts: device_time.trace_facts(facts._context.tables, facts._context.spans))
+    traces = _made(lambda facts: device_time.trace_facts(facts._tables, facts._context.spans))
     reading = _made(lambda facts: device_time.reading_facts(facts.traces))
     device_time = _made(lambda facts: device_time.device_times(facts._context.spans))
     device_lines = _made(lambda facts: device_time.device_lines(facts._context.base))
@@ -176,7 +174,7 @@ class Facts(Analysis):
 
     @cached_property
     def machine(self) -> MachineFacts:
-        context, tables, labelled = self._context, self._context.tables, self._context.labelled
+        tables, labelled = self._tables, self._labelled
         mean_ms = self._train.mean_ms if self._train is not None else None
         training, fed = readings.training_readings(tables, labelled), self.loader
         # of the mean step, what the main thread waits for workers and files, or sleeps: more cores change none
@@ -186,14 +184,14 @@ class Facts(Analysis):
         cpu = cores.cpu_facts(tables, training, mean_ms, waits_ms)
         return MachineFacts(
             journaled=tables.journal.height > 0,
-            pauses=python_time.gc_pauses(tables, labelled) if tables.journal.height else None,
+            pauses=main_thread.gc_pauses(tables, labelled) if tables.journal.height else None,
             cpu=cpu,
             memory=cores.memory_pressure(tables, training, mean_ms),
-            drift=slow_steps.drift(labelled, context.sampled, self._calls),
+            drift=sampled_stacks.drift(labelled, self._context.sampled, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
             epochs=loader.epoch_facts(tables, labelled, fed),
             waves=loader.periodic_waits(tables, labelled),
-            trace_loaders=loader.trace_loaders(context.base) if fed is None else (),
+            trace_loaders=loader.trace_loaders(self._context.base) if fed is None else (),
             gpus=hardware.gpu_clocks(tables, training),
             storage=hardware.storage(tables, training),
             numa=hardware.numa(tables, training),
@@ -203,13 +201,10 @@ class Facts(Analysis):
 
     @cached_property
     def energy(self) -> EnergyFacts | None:
-        tables, labelled = self._context.tables, self._context.labelled
-        if tables.system.is_empty() and not self._prices:
+        if self._tables.system.is_empty() and not self._prices:
             return None
-        return energy.facts(tables, labelled.steady(), self._train, self.device_time, self._prices)
+        return energy.facts(self._tables, self._labelled.steady(), self._train, self.device_time, self._prices)
 
-    pipeline = _made(
-        lambda facts: step_times.pipeline(facts._context.labelled, facts._train, facts.loader, facts.machine)
-    )
+    pipeline = _made(lambda facts: step_times.pipeline(facts._labelled, facts._train, facts.loader, facts.machine))
     ranks = _made(lambda facts: durations.facts(facts._context, facts.sites))
     compilers = _made(lambda facts: compilers.build(facts._context))

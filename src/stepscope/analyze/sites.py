@@ -1,8 +1,12 @@
-"""Where the user constructed what findings speak of: loaders, optimizers, DDP, GradScaler, a framework's settings.
+"""What a run was set up with: constructions of the user's that findings speak of, its framework, its knobs and seed.
 
-A loader is told by its identity. Where a framework makes one of its own, its line merely runs the framework and is
-nobody's subject: spoken of is the user's own construction over the same data set, else the line of the settings that
-the framework makes loaders from, else none.
+Constructions are loaders, optimizers, DDP, GradScaler, a framework's settings. A loader is told by its identity. Where
+a framework makes one of its own, its line merely runs the framework and is nobody's subject: spoken of is the user's
+own construction over the same data set, else the line of the settings that the framework makes loaders from, else
+none.
+
+Knobs, what became of them, and the seed are what it was started with to be compared. All of it is input of unknown
+origin: entries that make no sense are passed over and counted, lengths are bounded.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from typing import Any
 
 import polars as pl
 
+from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.engine.journal import event_data, place_of
 from stepscope.model import FrameworkFacts, Note, Place, Settings, Site, StepFacts
-from stepscope.read.text import string
+from stepscope.model.comparison import AppliedKnob, TrialFacts
+from stepscope.read.text import integer, string
 from stepscope.tables.schema import Tables
 
 # First folder of an installed package -> the framework whose words an advice takes.
@@ -58,17 +64,16 @@ def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | N
     several such lines the last before the loader was made; None where no framework was seen.
     """
     built, before = _framework(_made(tables, event)), (event or {}).get("_time")
-    told: dict[str, _Data] = {}
+    told: dict[str, _Data] = {}  # framework -> a construction that is its settings, unless another framework made it
     for row, data in event_data(tables, "site"):
-        own = _told(data)
-        if own is not None and not (own in told and before is not None and row["time_ns"] > before):
+        package, _, what = str(data.get("what") or "").partition(".")
+        own = "fabric" if what == "Fabric" else PACKAGES.get(package) if what else None
+        late = own in told and before is not None and row["time_ns"] > before
+        if own is not None and not late and _framework(data) in (None, own):
             told[own] = data
+    name = built if built in BUILDERS else next((name for name in FRAMEWORKS if name in told), None)
     if trained_by is not None:
-        seen = "fabric" if trained_by.name == "Fabric" else PACKAGES.get(trained_by.package)
-    else:
-        seen = None
-    guessed = built if built in BUILDERS else next((name for name in FRAMEWORKS if name in told), None)
-    name = guessed if seen is None else seen
+        name = "fabric" if trained_by.name == "Fabric" else PACKAGES.get(trained_by.package, name)
     if name is None:
         return None
     # fastai's loaders are none of torch's: nobody saw them made
@@ -82,7 +87,15 @@ def site_of(tables: Tables, event: _Data | None) -> _Data | None:
     """
     sites = [data for _, data in event_data(tables, "site") if data.get("what") == "DataLoader"]
     if not any("id" in data for data in sites):
-        return _most_alike(sites, event)
+        usual = {"num_workers": 0, "batch_size": 1} if event is not None else {}
+
+        def likeness(data: _Data) -> int:
+            said, seen = _arguments(data), event or {}
+            return sum(
+                first_int(said.get(key), value) == first_int(seen.get(key), value) for key, value in usual.items()
+            )
+
+        return max(sites, key=likeness, default=None)
     made = _made(tables, event)
     if made is None or _framework(made) in (None, "fastai"):
         return made
@@ -118,24 +131,6 @@ def _framework(site: _Data | None) -> str | None:
     if via.startswith("lightning/fabric/"):
         return "fabric"
     return PACKAGES.get(via.split("/", 1)[0].split("\\", 1)[0])
-
-
-def _told(site: _Data) -> str | None:
-    """The framework that this construction is the settings of, unless another framework made it."""
-    package, _, name = str(site.get("what") or "").partition(".")
-    framework = "fabric" if name == "Fabric" else PACKAGES.get(package) if name else None
-    return framework if _framework(site) in (None, framework) else None
-
-
-def _most_alike(sites: list[_Data], event: _Data | None) -> _Data | None:
-    def likeness(data: _Data) -> int:
-        said, seen = _arguments(data), event or {}
-        usual = {"num_workers": 0, "batch_size": 1} if event is not None else {}
-        return sum(
-            first_int(said.get(name), value) == first_int(seen.get(name), value) for name, value in usual.items()
-        )
-
-    return max(sites, key=likeness, default=None)
 
 
 def first_int(*values: object) -> int | None:
@@ -181,7 +176,15 @@ def framework(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
         return None
     first = events[0]
     name, counts = string(first.get("name")) or "?", string(first.get("counts"))
-    counted, cut, parted = _counts(tables, counts)
+    # Over all processes, differences from step to step: a training that was resumed begins where it was, and one that
+    # begins anew in the same process counts from 0 again. The first has nothing before it: it is taken as the others.
+    steps = tables.steps.filter((pl.col("kind") == "train") & pl.col("framework_step").is_not_null())
+    theirs = pl.col("framework_step").diff().over("process")
+    ours = pl.col("fetches").fill_null(0) if counts == BATCHES else pl.lit(1, dtype=pl.Int64)
+    steps = steps.sort("process", "step").with_columns(theirs=pl.when(theirs >= 0).then(theirs), ours=ours)
+    usual = steps["theirs"].median()
+    usual_step = pl.lit(round(usual), dtype=pl.Int64) if isinstance(usual, float) else pl.col("ours")
+    steps = steps.with_columns(pl.col("theirs").fill_null(usual_step))
     on_top = [entry for entry in first.get("on_top") or () if isinstance(entry, dict)]
     return FrameworkFacts(
         name=name,
@@ -201,9 +204,9 @@ def framework(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
         ),
         also=tuple(dict.fromkeys(other for other in _texts([event.get("name") for event in events]) if other != name)),
         cut_by=train.signal if train is not None else None,
-        steps_counted=counted,
-        steps_cut=cut,
-        parted_at=parted,
+        steps_counted=int(steps["theirs"].sum()) if steps.height else None,
+        steps_cut=int(steps["ours"].sum()) if steps.height else None,
+        parted_at=next(iter(steps.filter(pl.col("theirs") != pl.col("ours"))["step"]), None),
     )
 
 
@@ -218,25 +221,76 @@ def framework_notes(found: FrameworkFacts | None) -> tuple[Note, ...]:
     return (Note("warning", f"{text}; they part at step {found.parted_at}", "steps.jsonl"),)
 
 
-def _counts(tables: Tables, counts: str | None) -> tuple[int | None, int | None, int | None]:
-    """(steps by the framework's count, ours, the first step where they part), over all processes.
-
-    Differences from step to step are compared: a training that was resumed begins where it was, and one that begins
-    anew in the same process counts from 0 again.
-    """
-    steps = tables.steps.filter((pl.col("kind") == "train") & pl.col("framework_step").is_not_null())
-    if steps.is_empty():
-        return None, None, None
-    theirs = pl.col("framework_step").diff().over("process")
-    ours = pl.col("fetches").fill_null(0) if counts == BATCHES else pl.lit(1, dtype=pl.Int64)
-    # the first of a training has nothing before it to differ from: it is taken as the others are
-    steps = steps.sort("process", "step").with_columns(theirs=pl.when(theirs >= 0).then(theirs), ours=ours)
-    usual = steps["theirs"].median()
-    first = pl.lit(round(usual), dtype=pl.Int64) if isinstance(usual, float) else pl.col("ours")
-    steps = steps.with_columns(pl.col("theirs").fill_null(first))
-    apart = steps.filter(pl.col("theirs") != pl.col("ours"))["step"].to_list()
-    return int(steps["theirs"].sum()), int(steps["ours"].sum()), next(iter(apart), None)
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+MAX_KNOBS = 1_000  # reports of one run
+MAX_TEXT = 400  # characters of a name, a value or a reason
+SILENT = "no process of the run said what became of it"
+SILENT_RANK = "this rank never said what became of it"
+
+
+def trial(tables: Tables) -> TrialFacts | None:
+    """None of a run without knobs and seed."""
+    skipped: list[Any] = []  # entries that were passed over
+    wanted, seed = _wanted(tables, skipped)
+    knobs = _applied_knobs(tables, wanted, skipped)
+    told = [integer(data.get("value")) for _, data in event_data(tables, "seed")]
+    seed = next((value for value in (seed, *told) if value is not None), None)
+    if not (knobs or skipped) and seed is None:
+        return None
+    return TrialFacts(knobs=knobs, seed=seed, skipped=len(skipped))
+
+
+def _wanted(tables: Tables, skipped: list[Any]) -> tuple[dict[str, str], int | None]:
+    """(knobs, seed) as the manifests' options give them."""
+    knobs: dict[str, str] = {}
+    seed = None
+    for options in manifest_objects(tables, "options"):
+        seed = integer(options.get("seed")) if seed is None else seed
+        listed = options.get("knobs")
+        for item in listed[:MAX_KNOBS] if isinstance(listed, list) else ():
+            pair = [item.get("knob"), item.get("value")] if isinstance(item, dict) else item
+            if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+                knobs.setdefault(pair[0][:MAX_TEXT], pair[1][:MAX_TEXT])
+            else:
+                skipped.append(item)
+    return knobs, seed
+
+
+def _applied_knobs(tables: Tables, wanted: dict[str, str], skipped: list[Any]) -> tuple[AppliedKnob, ...]:
+    """Reports in order of knobs as they were asked for, then of ranks; with one for each rank that said nothing."""
+    found: dict[AppliedKnob, None] = {}
+    for row, data in event_data(tables, "knob"):
+        knob, value, applied = string(data.get("knob")), string(data.get("value")), data.get("applied")
+        if not knob or value is None or not isinstance(applied, bool) or len(found) >= MAX_KNOBS:
+            skipped.append(row)
+            continue
+        texts = (string(data.get(name)) for name in ("observed", "reason", "file"))
+        observed, reason, file = (text[:MAX_TEXT] if text else None for text in texts)
+        line = integer(data.get("line"))
+        line = line if file is not None and line is not None and line > 0 else None
+        report = AppliedKnob(
+            knob[:MAX_TEXT],
+            value[:MAX_TEXT],
+            applied,
+            observed=observed,
+            reason=reason,
+            file=file,
+            line=line,
+            rank=row["rank"],
+        )
+        found.setdefault(report)
+    told: list[AppliedKnob] = []
+    for name, value in {**wanted, **{report.knob: report.value for report in found}}.items():
+        own = [report for report in found if report.knob == name]
+        if not own:
+            told.append(AppliedKnob(name, value, applied=False, reason=SILENT))
+            continue
+        ranks = set() if any(report.rank is None for report in own) else {rank.rank for rank in tables.ranks}
+        told += [report for report in own if report.rank not in ranks]
+        for rank in sorted(ranks):
+            silent = AppliedKnob(name, value, applied=False, reason=SILENT_RANK, rank=rank)
+            told += [report for report in own if report.rank == rank] or [silent]
+    return tuple(told)

@@ -199,10 +199,13 @@ def pipeline(
 def profiler_windows(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
     """One per recorded window, the user's own included."""
     found: dict[str, WindowFacts] = {}
+    events = [(row, data) for row, data in event_data(tables, "window") if data.get("status") != "dropped"]
+    events += event_data(tables, "user_trace")
+    if not events:
+        return ()
     train = labelled.frame.filter(pl.col("kind") == "train").with_columns(pl.col("in_window").fill_null(False))
-    ours = [(row, data) for row, data in event_data(tables, "window") if data.get("status") != "dropped"]
     kept = []
-    for row, data in (*ours, *event_data(tables, "user_trace")):
+    for row, data in events:
         users = row["kind"] == "user_trace"
         name = str(data.get("trace") or (data.get("path") if users else "") or "")
         if users and name in found:

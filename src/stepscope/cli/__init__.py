@@ -1,8 +1,8 @@
 """The command line: a visible table of commands, each loaded only when it is called.
 
 `stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is a function in a file of
-this folder and a row of `commands.json`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr
-and the exit code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
+this folder and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and
+the exit code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import atexit
 import errno
 import importlib
-import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -31,19 +30,177 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class Command(NamedTuple):
-    """A command of the table: the function of its name in `module` is what it does, its docstring is the full help.
+    """One line of the table: the function of its name is what it does, its docstring is the full help."""
 
-    ends_options: the first word that is no option of ours starts the user's command, also without "--".
-    """
-
-    module: str
     summary: str
-    examples: Sequence[str]
-    ends_options: bool = False
+    examples: tuple[str, ...]
+    module: str
+    settings: Mapping[str, Any] = MappingProxyType({})  # context settings of the command's parser
 
 
-_TABLE = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
-COMMANDS = {name: Command(**row) for name, row in _TABLE.items()}
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        "Record a training command and report where its time goes.",
+        (
+            "stepscope run -- python train.py",
+            "stepscope run --out runs/a -- torchrun --nproc-per-node=2 train.py",
+            "stepscope run --fail-on recompile,graph-break -- python train.py --steps 50   # in CI",
+        ),
+        "record",
+        # the first word that is no option of ours starts the user's command, also without "--"
+        {"allow_interspersed_args": False},
+    ),
+    "analyze": Command(
+        "Show the report of a recorded run, or of third-party traces.",
+        (
+            "stepscope analyze stepscope-runs/20260101-120000-train",
+            "stepscope analyze RUN --json -",
+            "stepscope analyze RUN --fail-on recompile",
+            "stepscope analyze RUN --brief   # the findings in 4 kB of JSON",
+            "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
+            "stepscope analyze logs --table operators --sort self_device --top 20",
+            "stepscope analyze logs/before --diff logs/after",
+        ),
+        "analyze",
+    ),
+    "hotspots": Command(
+        "Name the functions that the sampled stacks stand in.",
+        (
+            "stepscope hotspots stepscope-runs/20260101-120000-train",
+            "stepscope hotspots profile.txt --library mylib --rows 20",
+            "stepscope hotspots RUN --rank 1 --phase data_wait --json hotspots.json",
+        ),
+        "stacks",
+    ),
+    "fix": Command(
+        "Show the change that a finding names as a patch, or what has to be decided.",
+        (
+            "stepscope fix stepscope-runs/20260101-120000-train",
+            "stepscope fix RUN --finding input.loader_bound | git apply",
+            "stepscope fix RUN --finding input.loader_bound --apply",
+        ),
+        "fix",
+    ),
+    "flamegraph": Command(
+        "Draw sampled stacks as an interactive flame graph in one file.",
+        (
+            "stepscope flamegraph stepscope-runs/20260101-120000-train",
+            "stepscope flamegraph profile.txt -o profile.svg",
+            "stepscope flamegraph RUN --diff OTHER_RUN",
+            "stepscope flamegraph RUN --rank 1 --diff others",
+        ),
+        "stacks",
+    ),
+    "view": Command(
+        "Show runs and traces in a browser, live while a run goes on.",
+        (
+            "stepscope view stepscope-runs/20260101-120000-train",
+            "stepscope view stepscope-runs   # a folder of runs, as a list",
+            "stepscope view logs/worker0.1700000000000.pt.trace.json.gz --no-browser --port 7000",
+        ),
+        "serve",
+    ),
+    "runs": Command(
+        "List runs, and delete those that nobody needs any more.",
+        (
+            "stepscope runs",
+            "stepscope runs --tag nightly --knob loader.num_workers=4 --json -",
+            "stepscope runs --older-than 30 --keep 5 --prune   # what it would free; --yes deletes",
+        ),
+        "runs",
+    ),
+    "batch": Command(
+        "Name the samples of a step, and the steps whose loss or norm went wrong.",
+        ("stepscope batch RUN", "stepscope batch RUN --step 1040", "stepscope batch RUN --step 1040 --json batch.json"),
+        "analyze",
+    ),
+    "attach": Command(
+        "Sample a running job, and show its hotspots.",
+        ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),
+        "record",
+    ),
+    "compare": Command(
+        "Say whether a run is faster than another, and what changed.",
+        (
+            "stepscope compare runs/before runs/after",
+            "stepscope compare sets/before sets/after --fail-on slower=3%   # folders of several runs, in CI",
+            "stepscope compare logs/workers_0 logs/workers_4 --html compared.html",
+            "stepscope compare trace.json.gz trace.json.gz --span 1 --against-span 2",
+        ),
+        "compare",
+    ),
+    "export": Command(
+        "Cut and merge traces for Perfetto, or give a run to TensorBoard, W&B, MLflow or Trackio.",
+        (
+            "stepscope export RUN --steps 5:7 -o cut.json.gz",
+            "stepscope export rank0.json rank1.json -o both.json.gz",
+            "stepscope export RUN --to tensorboard --out logs",
+            "stepscope export RUN --to wandb",
+        ),
+        "export",
+    ),
+    "reduce": Command(
+        "Reduce a run near its data to small tables, from which many ranks are judged.",
+        (
+            "stepscope reduce RUN   # behind `srun --ntasks-per-node=1` each node what it recorded",
+            "stepscope reduce RUN --host node7 --force",
+            "stepscope reduce RUN --engine dask --scheduler slurm --jobs 16",
+        ),
+        "export",
+    ),
+    "slurm": Command(
+        "Write a copy of a batch script with recording switched on.",
+        ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),
+        "record",
+    ),
+    "experiment": Command(
+        "Try changes on a training command, and say with an interval which help.",
+        (
+            "stepscope experiment --try loader.num_workers=2,4 -- python train.py",
+            "stepscope experiment --from stepscope-runs/20260101-120000-train -- python train.py",
+            "stepscope experiment --from findings --budget 30 -- python train.py",
+            "stepscope experiment --try 'env:OMP_NUM_THREADS=4' --try 'arg:--workers=2' -- python train.py",
+            "stepscope experiment --self -- python train.py   # how small an effect this machine can show",
+        ),
+        "experiment",
+        {"allow_interspersed_args": False},
+    ),
+    "sweep": Command(
+        "Search values of knobs for the best metric, and say which of them decide it.",
+        (
+            "stepscope sweep --param arg:--lr=log:1e-5..1e-2 --param arg:--batch-size=8,16,32 --metric val/loss:min "
+            "--trials 20 -- python train.py",
+            "stepscope sweep --param arg:--lr=log:1e-4..1e-2 --metric train/loss:min --metric seconds -- "
+            "python train.py",
+            "stepscope sweep --param env:OMP_NUM_THREADS=1..8 --metric perf/samples_per_s:max --metric-of tail "
+            "--sampler grid -- python train.py",
+        ),
+        "experiment",
+        {"allow_interspersed_args": False},
+    ),
+    "replay": Command(
+        "Run one operator of a run alone, on devices, threads and dtypes beside each other.",
+        (
+            "stepscope replay RUN --op linalg_qr --devices cpu,cuda",
+            "stepscope replay RUN --op mm --devices cpu --threads 1,2,4 --dtypes float32,float64",
+        ),
+        "replay",
+    ),
+    "mcp": Command(
+        "Serve runs to coding agents by the Model Context Protocol.",
+        (
+            "stepscope mcp",
+            "stepscope mcp stepscope-runs",
+            "stepscope mcp --allow-run --max-seconds 1800   # it may start trainings below this folder",
+        ),
+        "serve",
+    ),
+    "doctor": Command(
+        "Say what this machine allows, and what each limit costs the report.",
+        ("stepscope doctor",),
+        "record",
+    ),
+}
 
 
 class LazyCommand(TyperCommand):
@@ -81,8 +238,7 @@ def load(name: str, command: Command) -> Any:
     # "\b" keeps the parser from joining the examples into one paragraph
     epilog = "\n".join(["\b", "Example:" if len(command.examples) == 1 else "Examples:"])
     epilog += "".join(f"\n  {example}" for example in command.examples)
-    settings = {"allow_interspersed_args": False} if command.ends_options else {}
-    register = app.command(name, epilog=epilog, context_settings=settings)
+    register = app.command(name, epilog=epilog, context_settings=dict(command.settings))
     from stepscope.cli.options import ungrouped
 
     register(ungrouped(getattr(importlib.import_module(f"stepscope.cli.{command.module}"), name)))

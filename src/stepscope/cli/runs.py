@@ -130,12 +130,12 @@ def _check(state: str | None, *, prune: bool, keep: int, yes: bool, older_than: 
 
 def _prune(rows: Mapping[Place, dict[str, Any]], document: dict[str, Any], *, delete: bool) -> list[str]:
     """Add what each run takes, why one stays, and what is freed in all; what could not be deleted, in lines."""
-    from stepscope.dashboard.server import space
+    from stepscope.dashboard.server import catalog
 
     problems, freed_bytes = [], 0
     for place, row in rows.items():
-        freed = space.look(place)
-        problem = space.delete(place) if delete and freed.why is None else None
+        freed = catalog.look(place)
+        problem = catalog.delete(place) if delete and freed.why is None else None
         problems += [problem] if problem else []
         stays = freed.why or problem
         row |= {"bytes": None if stays else freed.bytes, "stays": stays, "others": list(freed.others)}
@@ -149,7 +149,7 @@ def _history(places: Sequence[Place], json_file: str | None) -> None:
     from stepscope.dashboard import history, terminal
     from stepscope.dashboard.blocks import Alone
     from stepscope.dashboard.server.catalog import manifest_of
-    from stepscope.report import history_report, outputs
+    from stepscope.report import outputs
     from stepscope.report.values import json_bytes
 
     scripts = {place: manifest_of(place).of_script for place in places}
@@ -162,7 +162,7 @@ def _history(places: Sequence[Place], json_file: str | None) -> None:
         say(f"the newest {MOST_VERSIONS} of {len(places)} runs")
     with outputs.reading("reading"):
         versions, notes = comparing.history(place.path for place in places[:MOST_VERSIONS])
-    document = history_report.document(versions, notes)
+    document = history.document(versions, notes)
     if json_file is not None:
         outputs.emit(json_file, json_bytes(document))
     if json_file != outputs.STDOUT:

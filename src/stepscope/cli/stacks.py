@@ -93,8 +93,7 @@ def hotspots(
     accepted as older names of PATH, --library and --rows.
     """
     from stepscope import api
-    from stepscope.analyze.host.hotspots import GROUPS, HotspotOptions
-    from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection
+    from stepscope.analyze.host.hotspots import GROUPS, PROCESSES, HotspotOptions, StackSelection
     from stepscope.report import outputs
 
     if paths and file:
@@ -231,7 +230,7 @@ def flamegraph(
     one that `--tree` names.
     """
     from stepscope import api
-    from stepscope.analyze.host.stack_selection import StackSelection
+    from stepscope.analyze.host.hotspots import StackSelection
     from stepscope.analyze.pictures.flame_tree import BY, Limits
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.report import outputs

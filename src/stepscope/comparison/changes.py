@@ -426,37 +426,31 @@ def versions(profiles: Iterable[Profile]) -> tuple[Version, ...]:
     ordered = sorted(profiles, key=lambda one: (one.started_ns or 0, one.path))
     found: list[Version] = []
     for before, one in zip([None, *ordered], ordered, strict=False):
-        version = _alone(one)
-        found.append(version if before is None else _after(version, found, before, one))
+        measure = one.measured.measure if one.measured is not None else None
+        findings = one.diagnosis.findings if one.diagnosis is not None else ()
+        version = Version(
+            label=one.label,
+            path=one.path,
+            started_ns=one.started_ns,
+            mean_ms=measure.mean_ms if measure is not None else None,
+            samples_per_second=measure.samples_per_second if measure is not None else None,
+            findings=tuple(Left(each.rule, each.title, each.cost_ms_per_step) for each in findings),
+        )
+        if before is not None:
+            changed = environment_changes([before.environment], [one.environment])
+            known = [each for each in (version.mean_ms, found[-1].mean_ms) if each]
+            of_findings = finding_changes([before], [one], thresholds.THRESHOLD * min(known, default=0.0))[0]
+            first = next((each.mean_ms for each in found if each.mean_ms), None)
+            version = replace(
+                version,
+                ratio=_ratio(version.mean_ms, found[-1].mean_ms),
+                of_first=_ratio(version.mean_ms, first),
+                changed=(*_sources(before, one), *(each for each in changed if each.name not in OF_A_MACHINE)),
+                new=tuple(each.name for each in of_findings if each.status == NEW),
+                gone=tuple(each.name for each in of_findings if each.status == GONE),
+            )
+        found.append(version)
     return tuple(found)
-
-
-def _alone(one: Profile) -> Version:
-    measure = one.measured.measure if one.measured is not None else None
-    findings = one.diagnosis.findings if one.diagnosis is not None else ()
-    return Version(
-        label=one.label,
-        path=one.path,
-        started_ns=one.started_ns,
-        mean_ms=measure.mean_ms if measure is not None else None,
-        samples_per_second=measure.samples_per_second if measure is not None else None,
-        findings=tuple(Left(each.rule, each.title, each.cost_ms_per_step) for each in findings),
-    )
-
-
-def _after(version: Version, earlier: Sequence[Version], before: Profile, one: Profile) -> Version:
-    changed = environment_changes([before.environment], [one.environment])
-    floor = thresholds.THRESHOLD * min((each for each in (version.mean_ms, earlier[-1].mean_ms) if each), default=0.0)
-    of_findings = finding_changes([before], [one], floor)[0]
-    first = next((each.mean_ms for each in earlier if each.mean_ms), None)
-    return replace(
-        version,
-        ratio=_ratio(version.mean_ms, earlier[-1].mean_ms),
-        of_first=_ratio(version.mean_ms, first),
-        changed=(*_sources(before, one), *(each for each in changed if each.name not in OF_A_MACHINE)),
-        new=tuple(each.name for each in of_findings if each.status == NEW),
-        gone=tuple(each.name for each in of_findings if each.status == GONE),
-    )
 
 
 def _ratio(after: float | None, before: float | None) -> float | None:

@@ -59,13 +59,11 @@ class _Views(Struct):
 
 
 class _Finding(Struct):
+    """Or a rule that was not judged."""
+
     rule: str
     cost_ms_per_step: float | None = None
     ranks: list[int] = []
-
-
-class _Rule(Struct):
-    rule: str
 
 
 class _Run(Struct):
@@ -80,8 +78,8 @@ class _Report(Struct):
     run: _Run = field(default_factory=_Run)
     views: _Views = field(default_factory=_Views)
     findings: list[_Finding] = []
-    abstained: list[_Rule] = []
-    ignored: list[_Rule] = []
+    abstained: list[_Finding] = []
+    ignored: list[_Finding] = []
 
 
 class _Rank(Struct):
@@ -91,7 +89,8 @@ class _Rank(Struct):
 def run_on_hosts(folder: Path, name: str) -> RunOnHosts:
     """What RUN/report.json says of the run's hosts; of one without, its hosts alone."""
     machines = machines_of(path.name for path in sorted(folder.glob("host-*")) if path.is_dir())
-    hosts = tuple(sorted(set(machines.values()) | _reduced(folder)))
+    reduced = {path.name.removeprefix("host-") for path in folder.glob("reduced/host-*") if path.is_dir()}
+    hosts = tuple(sorted({*machines.values(), *reduced}))
     try:
         report = msgspec.json.decode(read_small(folder / "report.json", MAX_BYTES), type=_Report)
     except FileNotFoundError:
@@ -140,10 +139,6 @@ def _judged(found: RunOnHosts, judged: Iterable[str], stragglers: Iterable[KeptL
     )
 
 
-def _reduced(folder: Path) -> set[str]:
-    return {path.name.removeprefix("host-") for path in folder.glob("reduced/host-*") if path.is_dir()}
-
-
 def _hosts_of_ranks(folder: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for rank in sorted(ranks_in(folder))[:MOST_RANKS]:
@@ -174,6 +169,8 @@ def _row(host: str, runs: list[RunOnHosts]) -> HostHistory:
     # of each run what cost most there: several findings on one host may be of the same time
     worst = [run.late[host][0] for run in late]
     causes = Counter(one.cause for run in late for one in run.late[host])
+    times = {name: [run.started_ns for run in some if run.started_ns is not None]
+             for name, some in (("seen", runs), ("late", late))}  # fmt: skip
     return HostHistory(
         host=host,
         runs=len(runs),
@@ -184,13 +181,9 @@ def _row(host: str, runs: list[RunOnHosts]) -> HostHistory:
         cost_ms=fmean(one.cost_ms for one in worst) if worst else None,
         most_cost_ms=max((one.cost_ms for one in worst), default=None),
         causes=dict(causes.most_common()),
-        last_seen_ns=_latest(runs),
-        last_late_ns=_latest(late),
+        last_seen_ns=max(times["seen"], default=None),
+        last_late_ns=max(times["late"], default=None),
     )
-
-
-def _latest(runs: Iterable[RunOnHosts]) -> int | None:
-    return max((run.started_ns for run in runs if run.started_ns is not None), default=None)
 
 
 def not_judged(runs: Iterable[RunOnHosts]) -> Iterator[tuple[str, str]]:

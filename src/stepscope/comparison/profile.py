@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, field
 
-from stepscope.analyze.host.hotspots import HotspotOptions
-from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.host.hotspots import HotspotOptions, StackSelection
 from stepscope.analyze.views.select import Selection
 from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison.measure import measure, of_overviews, percentiles

@@ -110,13 +110,23 @@ class ViewLayout(Struct, frozen=True):
     own_notes: bool = True
 
 
+class Advice(Struct, frozen=True):
+    """What to record for a view, and options of `stepscope run` that do."""
+
+    text: str
+    options: tuple[str, ...] = ()
+
+
 class _Layout(Struct, frozen=True):
-    """Figures are a text, or several with the reason why one is missing."""
+    """Figures are a text, or several with the reason why one is missing; `of_findings` are pages that show more of a
+    finding, by its rule or its category."""
 
     tables: dict[str, TableLayout]
     figures: dict[str, str | dict[str, str]]
     charts: dict[str, ChartLayout]
     views: dict[str, ViewLayout]
+    advice: dict[str, Advice]
+    of_findings: dict[str, tuple[str, ...]]
 
 
 LAYOUT = msgspec.json.decode((resources.files(__package__) / "layout.json").read_bytes(), type=_Layout)
@@ -686,7 +696,7 @@ class Col(Struct, frozen=True):
 # words for a value of a run, written where a unit stands
 TERMS: dict[str, Callable[[Any], str]] = {
     "term": words.term,
-    "part": lambda value: words.PARTS.get(value, words.term(value)),
+    "part": words.part,
     "stage": lambda value: words.STAGES.get(value, value),
     "wait": lambda value: words.WAIT_PARTS.get(value, value),
     "joules": words.joules,

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analyze.host.stack_selection import PARKED
+from stepscope.analyze.host.hotspots import PARKED
 from stepscope.dashboard import blocks, terminal
 from stepscope.dashboard.blocks import Alone, Row, rows_table
 from stepscope.model.sampled import Hotspots, SampledProcess
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.table import csv_bytes
-from stepscope.report.values import json_bytes
+from stepscope.report.values import json_bytes, plain_value
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"
@@ -34,15 +33,6 @@ _SHARED = ("name", "path", "line", *_LIBRARY)
 PROPORTION = "proportion (n)"
 _OWN = ("samples", "proportion", "waiting", "kind", "module", "phase", "seconds", "ms_per_step")
 
-_ROLES = {"rank": "rank", "loader_worker": "loader worker", "other": "other process"}
-_KINDS = {
-    "python": "Python",
-    "module": "top-level code",
-    "import": "import",
-    "compile": "compile",
-    "native": "native",
-    "none": "no Python frame",
-}
 _KEEPS = {PARKED: "--parked keeps them"}
 
 
@@ -52,7 +42,7 @@ def to_json(found: Hotspots, rows: int | None = None) -> bytes:
     shown = document.pop("rows")
     head = {key: document.pop(key) for key in ("samples", "skipped_samples")}
     document = {**head, "rows": shown[:rows], "schema": SCHEMA, **document}
-    return json_bytes(_encodable(document))
+    return json_bytes(plain_value(document))
 
 
 def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
@@ -114,7 +104,7 @@ def _facts(found: Hotspots) -> Iterator[str]:
     mode = f"{state} ({how})" if state else "mode unknown"
     yield f"{mode}; {_lasted(found)}{steps if found.mean_step_ms is not None else ''}"
     kinds = [
-        f"{_KINDS.get(kind, plain(kind))} {words.percent(count / found.selected_samples)}"
+        f"{words.FRAME_KINDS.get(kind, plain(kind))} {words.percent(count / found.selected_samples)}"
         for kind, count in found.kinds.items()
         if found.selected_samples and kind != "python"
     ]
@@ -124,7 +114,7 @@ def _facts(found: Hotspots) -> Iterator[str]:
 
 def _process_lines(processes: Sequence[SampledProcess]) -> Iterator[str]:
     for process in processes[:MAX_PROCESSES]:
-        name = _ROLES.get(process.role, plain(process.role))
+        name = words.ROLES.get(process.role, plain(process.role))
         of_rank = f" {process.rank}" if process.role == "rank" and process.rank is not None else ""
         if process.role != "rank" and process.rank is not None:
             of_rank = f" of rank {process.rank}"
@@ -134,7 +124,7 @@ def _process_lines(processes: Sequence[SampledProcess]) -> Iterator[str]:
         waiting = words.percent(process.waiting_samples / process.samples) if process.samples else "0 %"
         yield f"  {name}{of_rank}{pid}{host}: {words.count(process.samples)}, {threads}, {waiting} waiting"
     if len(processes) > MAX_PROCESSES:
-        rest = Counter(_ROLES.get(process.role, process.role) for process in processes[MAX_PROCESSES:])
+        rest = Counter(words.ROLES.get(process.role, process.role) for process in processes[MAX_PROCESSES:])
         yield f"  and {', '.join(f'{count} more of {plain(name)}' for name, count in sorted(rest.items()))}"
 
 
@@ -153,10 +143,10 @@ def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
 
     def doing(row: Row) -> str | None:
         """What kind of frame it is where that is not plain Python, the phase, and whose process it mostly is."""
-        kind = None if row["kind"] in ("python", "none") else _KINDS.get(row["kind"], plain(row["kind"]))
+        kind = None if row["kind"] in ("python", "none") else words.FRAME_KINDS.get(row["kind"], plain(row["kind"]))
         phase = None if row["phase"] in (None, "other") or row["kind"] == "import" else words.term(row["phase"])
         role = max(row["roles"], key=row["roles"].__getitem__, default="rank")
-        parts = kind, phase, None if role == "rank" else _ROLES.get(role, plain(role))
+        parts = kind, phase, None if role == "rank" else words.ROLES.get(role, plain(role))
         return ", ".join(part for part in parts if part) or None
 
     def place(row: Row, of: str = "") -> str:
@@ -184,14 +174,3 @@ def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
         },
     )
     return [replace(each, label=labels.get(each.key, each.label)) for each in declared]
-
-
-def _encodable(value: Any) -> Any:
-    """`value` with lone surrogates in its texts shown as escapes, as no encoder takes them."""
-    if isinstance(value, str):
-        return value.encode("utf-8", errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encodable(item) for item in value]
-    return value

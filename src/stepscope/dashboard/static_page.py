@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,55 +94,54 @@ def hashes(texts: Iterable[str]) -> str:
 
 
 def drawn(shown: Iterable[Block], level: Level) -> str:
-    """Blocks as markup, to stand in another document."""
-    return "\n".join(
-        _folded(block, level) if "folded" in block else _BLOCKS[block["kind"]](block, level) for block in shown
-    )
-
-
-def _folded(block: Block, level: Level) -> str:
-    title = markup(block["title"])
-    return f"<details><summary>{title}</summary>{_BLOCKS[block['kind']]({**block, 'title': None}, level)}</details>"
+    """Blocks as markup, to stand in another document; of folded ones the title alone is seen."""
+    made = []
+    for block in shown:
+        draw = _BLOCKS[block["kind"]]
+        if "folded" in block:
+            inside = draw({**block, "title": None}, level)
+            made.append(f"<details><summary>{markup(block['title'])}</summary>{inside}</details>")
+        else:
+            made.append(draw(block, level))
+    return "\n".join(made)
 
 
 def _section(section: Section, level: Level) -> str:
-    shown = drawn(section.blocks, level)
-    title = markup(section.title)
+    shown, title = drawn(section.blocks, level), markup(section.title)
     if section.opened:
         return f"<section><h2>{title}</h2>\n{shown}\n</section>"
     return f"<details><summary>{title}</summary>\n{shown}\n</details>"
 
 
+def _paragraph(text: str, level: Level, style: str | None = "soft") -> str:
+    return f"<p{_class(style)}>{markup(text, level.text)}</p>"
+
+
 def _text(block: Block, level: Level) -> str:
-    style = TONES.get(block["tone"])
     link = f" {markup(block['link']['label'])}." if "link" in block else ""
-    return f"<p{_class(style)}>{markup(block['text'], level.text)}{link}</p>"
+    return f"<p{_class(TONES.get(block['tone']))}>{markup(block['text'], level.text)}{link}</p>"
 
 
 def _empty(block: Block, level: Level) -> str:
-    parts = [f"<p><strong>{markup(block['title'])}</strong>: {markup(block['why'], level.text)}</p>"]
-    if block["record"]:
-        parts.append(f"<p class='soft'>{markup(block['record'], level.text)}</p>")
-    if block["command"]:
-        parts.append(f"<pre><span>{markup(block['command'], level.text)}</span></pre>")
-    return "".join(parts)
+    why = f"<p><strong>{markup(block['title'])}</strong>: {markup(block['why'], level.text)}</p>"
+    record = _paragraph(block["record"], level) if block["record"] else ""
+    command = f"<pre><span>{markup(block['command'], level.text)}</span></pre>" if block["command"] else ""
+    return why + record + command
 
 
 def _figures(block: Block, level: Level) -> str:
-    made = "".join(_figure(item, level) for item in block["items"][: level.rows])
+    made = ""
+    for item in block["items"][: level.rows]:
+        said = markup(value_text(item["value"], item["unit"]), level.cell)
+        about = item["note"] if item["value"] is not None else item["missing"] or item["note"]
+        note = f" <span class='soft'>{markup(about, level.cell)}</span>" if about else ""
+        made += f"<div><dt>{markup(item['label'], level.cell)}</dt><dd>{said}{note}</dd></div>"
     return f"{_heading(block['title'])}<dl class='figures'>{made}</dl>"
-
-
-def _figure(item: Item, level: Level) -> str:
-    said = markup(value_text(item["value"], item["unit"]), level.cell)
-    about = item["note"] if item["value"] is not None else item["missing"] or item["note"]
-    note = f" <span class='soft'>{markup(about, level.cell)}</span>" if about else ""
-    return f"<div><dt>{markup(item['label'], level.cell)}</dt><dd>{said}{note}</dd></div>"
 
 
 def _facts(block: Block, level: Level) -> str:
     rows = block["rows"][: level.rows]
-    columns = [_plain_column("label", "Name"), _plain_column("value", "Value"), _plain_column("note", "Note")]
+    columns = [_column("label", "Name"), _column("value", "Value"), _column("note", "Note")]
     whole = Level(level.rows, level.cards, level.text, level.text)  # commands are copied
     return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
 
@@ -152,7 +152,7 @@ def _table(block: Block, level: Level) -> str:
     return _heading(block["title"]) + _rows(block["columns"], rows, notes, level, tree=bool(block.get("tree")))
 
 
-def _plain_column(key: str, label: str, unit: str = "text") -> Item:
+def _column(key: str, label: str, unit: str = "text") -> Item:
     return {"key": key, "label": label, "unit": unit, "numeric": unit != "text"}
 
 
@@ -162,41 +162,38 @@ def _first(shown: int, total: int) -> str:
 
 def _rows(columns: Sequence[Item], rows: Sequence[Item], caption: str, level: Level, *, tree: bool = False) -> str:
     used = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
-    head = "".join(f"<th scope='col'{_class(_style(column))}>{markup(column['label'])}</th>" for column in used)
-    body = "\n".join(
-        "<tr>" + "".join(_cell(row, column, level, tree and column is used[0]) for column in used) + "</tr>"
-        for row in rows
+    styles = [_class("right" if each["numeric"] else "line" if each.get("place") else None) for each in used]
+    head = "".join(
+        f"<th scope='col'{style}>{markup(each['label'])}</th>" for style, each in zip(styles, used, strict=True)
     )
+    body = []
+    for row in rows:
+        cells = [f"<td{style}>{_cell(row, each, level)}</td>" for style, each in zip(styles, used, strict=True)]
+        if tree:
+            cells[0] = cells[0].replace(">", ">" + "&nbsp;" * (2 * min(int(row.get("depth") or 0), 20)), 1)
+        body.append(f"<tr>{''.join(cells)}</tr>")
     said = f"<caption>{markup(caption, level.text)}</caption>" if caption else ""
-    return f"<div class='scroll'><table>{said}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
+    table = f"<table>{said}<thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(body)}\n</tbody></table>"
+    return f"<div class='scroll'>{table}</div>"
 
 
-def _style(column: Item) -> str | None:
-    return "right" if column["numeric"] else "line" if column.get("place") else None
-
-
-def _cell(row: Item, column: Item, level: Level, indented: bool) -> str:
+def _cell(row: Item, column: Item, level: Level) -> str:
     value = row.get(column["key"])
     unit = str(row.get(column["unit_key"])) if "unit_key" in column else column["unit"]
     said = markup(value_text(value, unit, signed=bool(column.get("signed"))), level.cell)
-    if indented:
-        said = "&nbsp;" * (2 * min(int(row.get("depth") or 0), 20)) + said
-    if isinstance(value, Mapping):
-        code = f"<br><code>{markup(value['code'], level.cell)}</code>" if value.get("code") else ""
-        function = (
-            f" <code>{markup(value['function'], level.cell)}</code>"
-            if value.get("function") and "function" not in row
-            else ""
-        )
-        said = f"<code>{said}</code>{function}{code}"
-    return f"<td{_class(_style(column))}>{said}</td>"
+    if not isinstance(value, Mapping):
+        return said
+    named = value.get("function") if "function" not in row else None  # a column of its own says it
+    function = f" <code>{markup(named, level.cell)}</code>" if named else ""
+    code = f"<br><code>{markup(value['code'], level.cell)}</code>" if value.get("code") else ""
+    return f"<code>{said}</code>{function}{code}"
 
 
 def _findings(block: Block, level: Level) -> str:
     parts = [_card(card, number, level) for number, card in numbered(block["findings"][: level.cards])]
     parts += _left_out(block["findings"], level, "findings")
     if block["healthy"]:
-        parts.append(f"<p class='healthy'>{markup(block['healthy'], level.text)}</p>")
+        parts.append(_paragraph(block["healthy"], level, "healthy"))
     if block["risks"]:
         parts.append(
             "<h2>Risks</h2><p class='soft'>What may end or slow down the run later. No cost was measured, so that "
@@ -208,40 +205,10 @@ def _findings(block: Block, level: Level) -> str:
         (block["abstained"], "Not judged", "needs"),
         (block["ignored"], "Ignored by configuration", "reason"),
     ):
-        if rows:
-            items = "".join(
-                f"<li><code>{markup(row['rule'])}</code>: {markup(row[key], level.text)}</li>" for row in rows
-            )
+        said = (f"<code>{markup(row['rule'])}</code>: {markup(row[key], level.text)}" for row in rows)
+        if items := "".join(f"<li>{each}</li>" for each in said):
             parts.append(f"<details><summary>{label} ({len(rows)})</summary><ul>{items}</ul></details>")
     return "\n".join(parts)
-
-
-def _overview(block: Block, level: Level) -> str:
-    """The parts of a step as one bar, the findings in a line each; figures, charts and lines as on any page."""
-    parts = [_figures(block["figures"], level)] if block["figures"]["items"] else []
-    if bar := block["bar"]:
-        drawn_, legend, left = "", "", 0.0
-        for at, row in enumerate(bar["parts"]):
-            number, width = at % len(PART_COLOURS), row["share"] * WIDTH
-            drawn_ += f"<rect x='{left:.1f}' width='{width:.1f}' height='18' fill='{PART_COLOURS[number]}'/>"
-            said = f"{row['label']} {value_text(row['ms'], 'ms')} ({words.percent(row['share'])}) "
-            legend += f"<span class='swatch part-{number}'></span>{markup(said)}"
-            left += width
-        picture = f"<svg viewBox='0 0 {WIDTH} 18' role='img' aria-label='{markup(bar['sentence'], 600)}'>{drawn_}</svg>"
-        parts.append(f"{_heading(bar['title'])}{picture}<p>{legend}</p>")
-    rows = "".join(
-        f"<li>{markup(row['title'], level.text)} <strong>{markup(words.milliseconds(row['cost_ms_per_step']))} a step, "
-        f"{markup(words.percent(row['share']))}</strong>"
-        + (f"<br><code>{markup(row['command'], level.text)}</code>" if row["command"] else "")
-        + "</li>"
-        for row in block["findings"]
-    )
-    more = block["total"] - len(block["findings"])
-    parts.append(_heading("What costs most") + (f"<ol>{rows}</ol>" if rows else ""))
-    parts.append(f"<p class='healthy'>{markup(block['healthy'], level.text)}</p>" if block["healthy"] else "")
-    parts.append(f"<p class='soft'>{words.things(more, 'finding')} more below.</p>" if more > 0 else "")
-    parts += [drawn(block["charts"], level), drawn(block["notes"], level)]
-    return "".join(parts)
 
 
 def _left_out(cards: Sequence[Item], level: Level, noun: str) -> list[str]:
@@ -268,37 +235,33 @@ def _card(card: Item, number: str, level: Level) -> str:
     if card["cost_ms_per_step"] is not None or card["share"] is not None:
         said = f"{words.milliseconds(card['cost_ms_per_step'])} a step, {words.percent(card['share'])}"
         cost = f"<span class='cost'>{markup(' '.join((said, card['of'] or '')).strip(), level.text)}</span>"
-    places = "".join(place(where, level, alone=rank > 0) for rank, where in enumerate(card["where"]))
-    facts = "".join(f"<dt>{label}</dt><dd>{content}</dd>" for label, content in _card_facts(card, level) if content)
+    places = "".join(_place(where, level, alone=rank > 0) for rank, where in enumerate(card["where"]))
+    seen = (
+        f"{row['metric']}: {row['text']}" + (f" ({row['source']})" if row["source"] else "") for row in card["evidence"]
+    )
+    learn = markup(card["learn"]) if card["learn"].startswith("https://") else ""
+    facts = {
+        "Seen": _list(seen),
+        "Sources": _list(card["disagreements"]),
+        "Fix": markup(card["fix"], level.text),
+        "Price": markup(card["caveat"], level.text),
+        "Gain": markup(card["gain"] or "", level.text),
+        "Try": ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in card["try"]),
+        "Command": f"<code>{markup(card['command'], level.text)}</code>" if card["command"] else "",
+        "Ranks": markup(", ".join(str(rank) for rank in card["ranks"]), level.text),
+        "Wrong if": markup(card["falsified_by"], level.text),
+        "Explains": _list(f"{row['title']} (not in addition)" for row in card["explains"]),
+        "Explained by": _list(f"{row['title']} (not in addition)" for row in card["explained_by"]),
+        "Learn": f"<a href='{learn}' rel='noreferrer'>{learn}</a>" if learn else "",
+        "Rule": f"<code>{markup(card['rule'])}</code>",
+    }
+    shown = "".join(f"<dt>{label}</dt><dd>{content}</dd>" for label, content in facts.items() if content)
     below = "" if number.endswith(".") or not number else " explained"
     return (
         f"<article class='finding {card['severity']}{below}'><header><span class='severity'>{card['severity']}</span>"
         f"<span class='soft'>{card['confidence']} confidence</span>{cost}</header>"
-        f"<h3>{markup(' '.join((number, card['title'])).strip(), level.text)}</h3>{places}<dl>{facts}</dl></article>"
+        f"<h3>{markup(' '.join((number, card['title'])).strip(), level.text)}</h3>{places}<dl>{shown}</dl></article>"
     )
-
-
-def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
-    yield (
-        "Seen",
-        _list(
-            f"{row['metric']}: {row['text']}" + (f" ({row['source']})" if row["source"] else "")
-            for row in card["evidence"]
-        ),
-    )
-    yield "Sources", _list(card["disagreements"])
-    yield "Fix", markup(card["fix"], level.text)
-    yield "Price", markup(card["caveat"], level.text)
-    yield "Gain", markup(card["gain"] or "", level.text)
-    yield "Try", ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in card["try"])
-    yield "Command", f"<code>{markup(card['command'], level.text)}</code>" if card["command"] else ""
-    yield "Ranks", markup(", ".join(str(rank) for rank in card["ranks"]), level.text)
-    yield "Wrong if", markup(card["falsified_by"], level.text)
-    yield "Explains", _list(f"{row['title']} (not in addition)" for row in card["explains"])
-    yield "Explained by", _list(f"{row['title']} (not in addition)" for row in card["explained_by"])
-    learn = markup(card["learn"]) if card["learn"].startswith("https://") else ""
-    yield "Learn", f"<a href='{learn}' rel='noreferrer'>{learn}</a>" if learn else ""
-    yield "Rule", f"<code>{markup(card['rule'])}</code>"
 
 
 def _list(texts: Iterable[str]) -> str:
@@ -306,7 +269,7 @@ def _list(texts: Iterable[str]) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-def place(where: Item, level: Level, *, alone: bool) -> str:
+def _place(where: Item, level: Level, *, alone: bool) -> str:
     """A place with its source: the line `alone`, or with the lines around it."""
     function = f" <code>{markup(where['function'], level.cell)}</code>" if where["function"] else ""
     part = where["share"] if where["share"] is not None and where["share"] < words.WHOLE else None
@@ -321,32 +284,57 @@ def place(where: Item, level: Level, *, alone: bool) -> str:
     return f"{head}<pre>{lines}</pre>{edited}" if lines else head
 
 
+def _overview(block: Block, level: Level) -> str:
+    """The parts of a step as one bar, the findings in a line each; figures, charts and lines as on any page."""
+    made = _figures(block["figures"], level) if block["figures"]["items"] else ""
+    if bar := block["bar"]:
+        rects, legend, left = "", "", 0.0
+        for at, row in enumerate(bar["parts"]):
+            number, width = at % len(PART_COLOURS), row["share"] * WIDTH
+            rects += f"<rect x='{left:.1f}' width='{width:.1f}' height='18' fill='{PART_COLOURS[number]}'/>"
+            said = f"{row['label']} {value_text(row['ms'], 'ms')} ({words.percent(row['share'])}) "
+            legend += f"<span class='swatch part-{number}'></span>{markup(said)}"
+            left += width
+        picture = f"<svg viewBox='0 0 {WIDTH} 18' role='img' aria-label='{markup(bar['sentence'], 600)}'>{rects}</svg>"
+        made += f"{_heading(bar['title'])}{picture}<p>{legend}</p>"
+    rows = ""
+    for row in block["findings"]:
+        cost = f"{markup(words.milliseconds(row['cost_ms_per_step']))} a step, {markup(words.percent(row['share']))}"
+        command = f"<br><code>{markup(row['command'], level.text)}</code>" if row["command"] else ""
+        rows += f"<li>{markup(row['title'], level.text)} <strong>{cost}</strong>{command}</li>"
+    made += _heading("What costs most") + (f"<ol>{rows}</ol>" if rows else "")
+    made += _paragraph(block["healthy"], level, "healthy") if block["healthy"] else ""
+    more = block["total"] - len(block["findings"])
+    made += f"<p class='soft'>{words.things(more, 'finding')} more below.</p>" if more > 0 else ""
+    return made + drawn(block["charts"], level) + drawn(block["notes"], level)
+
+
 def _chart(block: Block, level: Level) -> str:
     """The sentence, the drawing, and where there are few the figures themselves."""
-    along = block["x"]["values"]
-    draw = _DRAWINGS.get(block["type"], _drawing)
-    parts = [_heading(block["title"]), f"<p>{markup(block['sentence'], level.text)}</p>", draw(block)]
-    parts += [f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"]]
-    if len(along) <= FEW and block["series"] and block["type"] not in _DRAWINGS:
-        columns = [_plain_column("x", block["x"]["label"], "text" if _is_text(along) else block["x"]["unit"])]
-        columns += [_plain_column(str(at), row["name"], row["unit"]) for at, row in enumerate(block["series"])]
+    along, series = block["x"]["values"], block["series"]
+    draw = {"interval": _intervals, "heat": _heat}.get(block["type"])
+    parts = [_parallel(block, level), (draw or _drawing)(block)]
+    parts += [_paragraph(note, level) for note in block["notes"]]
+    if len(along) <= FEW and series and draw is None:
+        columns = [_column("x", block["x"]["label"], "text" if _is_text(along) else block["x"]["unit"])]
+        columns += [_column(str(at), row["name"], row["unit"]) for at, row in enumerate(series)]
         rows = [
-            {"x": x, **{str(at): _said(row, place) for at, row in enumerate(block["series"])}}
-            for place, x in enumerate(along)
+            {
+                "x": x,
+                **{
+                    str(at): dict(row.get("odd", ())).get(place, _at(row["values"], place))
+                    for at, row in enumerate(series)
+                },
+            }
+            for place, x in enumerate(along[: level.rows])
         ]
-        shown = rows[: level.rows]
-        parts.append(_rows(columns, shown, _first(len(shown), len(rows)), level))
+        parts.append(_rows(columns, rows, _first(len(rows), len(along)), level))
     return "".join(parts)
 
 
 def _parallel(block: Block, level: Level) -> str:
-    """The sentence: the figures are in the table that stands beside it."""
-    return f"{_heading(block['title'])}<p>{markup(block['sentence'], level.text)}</p>"
-
-
-def _said(row: Item, place: int) -> Any:
-    """A value, or the word for one that is not finite."""
-    return next((word for at, word in row.get("odd", ()) if at == place), _at(row["values"], place))
+    """The sentence: of lines through axes the figures are in the table that stands beside it."""
+    return _heading(block["title"]) + _paragraph(block["sentence"], level, None)
 
 
 def _is_text(values: Sequence[Any]) -> bool:
@@ -357,17 +345,32 @@ def _at(values: Sequence[Any], place: int) -> Any:
     return values[place] if place < len(values) else None
 
 
+def _svg(block: Block, height: float, inside: str, said: str, style: str | None = None) -> str:
+    """A picture with its sentence for those who do not see it, and what is said below."""
+    label = markup(block["sentence"], 2_000)
+    box = f"<svg{_class(style)} viewBox='0 0 {WIDTH} {height}' role='img' aria-label='{label}'>{inside}</svg>"
+    return f"{box}<p class='soft'>{said}</p>"
+
+
 def _drawing(block: Block) -> str:
     """Every series over x: as a line, an area, bars or points; those of stacked charts upon each other."""
-    given = block["x"]["values"]
+    given, kind = block["x"]["values"], block["type"]
     along = [float(at) for at in range(len(given))] if _is_text(given) or None in given else [float(x) for x in given]
-    series = list(_stacked(block["series"]) if block["type"] in STACKED else _flat(block["series"]))
+    series: list[_Pairs] = []
+    under: dict[int, float] = {}
+    for row in block["series"]:
+        if kind in STACKED:
+            over = {at: under.get(at, 0.0) + (value or 0.0) for at, value in enumerate(row["values"])}
+            series.append([(under.get(at, 0.0), top) for at, top in over.items()])
+            under |= over
+        else:
+            series.append([None if value is None else (0.0, float(value)) for value in row["values"]])
     known = [y for row in series for pair in row if pair is not None for y in pair]
     if len(along) < 2 or not known:
         return ""
     low, high, first = min(0.0, *known), max(known), min(along)
     wide, tall = (max(along) - first) or 1.0, (high - low) or 1.0
-    slot = 0.0 if block["type"] in LINES else (WIDTH - LEFT - 8) / len(along)
+    slot = 0.0 if kind in LINES else (WIDTH - LEFT - 8) / len(along)
 
     def x(value: float) -> float:
         return LEFT + slot / 2 + (value - first) / wide * (WIDTH - LEFT - 8 - slot)
@@ -375,64 +378,44 @@ def _drawing(block: Block) -> str:
     def y(value: float) -> float:
         return TOP + (high - value) / tall * (HEIGHT - BOTTOM - TOP)
 
-    drawn = []
-    for number, row in enumerate(series):
-        colour = PART_COLOURS[number % len(PART_COLOURS)]
-        given_row = block["series"][number]
-        for run in _runs(along, row, given_row):
-            over = [f"{x(at):.1f},{y(pair[1]):.1f}" for at, pair in run]
+    marks, legend = [], ""
+    for number, (pairs, row) in enumerate(zip(series, block["series"], strict=True)):
+        part = number % len(PART_COLOURS)
+        colour = PART_COLOURS[part]
+        legend += f"<span class='swatch part-{part}'></span>{markup(row['name'])} "
+        for run in _runs(along, pairs, row):
+            over_ = [f"{x(at):.1f},{y(pair[1]):.1f}" for at, pair in run]
             if slot:
-                drawn += [_bar(x(at), y(pair[0]), y(pair[1]), slot, colour, block["type"]) for at, pair in run]
-            elif block["type"] in ("line", "multiples"):
-                faint = " stroke-opacity='0.4'" if given_row.get("faint") else ""
-                drawn.append(f"<polyline points='{' '.join(over)}' fill='none' stroke='{colour}'{faint}/>")
+                marks += [_bar(x(at), y(pair[0]), y(pair[1]), slot, colour, kind) for at, pair in run]
+            elif kind in ("line", "multiples"):
+                faint = " stroke-opacity='0.4'" if row.get("faint") else ""
+                marks.append(f"<polyline points='{' '.join(over_)}' fill='none' stroke='{colour}'{faint}/>")
             else:
-                under = [f"{x(at):.1f},{y(pair[0]):.1f}" for at, pair in reversed(run)]
-                drawn.append(f"<polygon points='{' '.join(over + under)}' fill='{colour}'/>")
-        drawn += [
+                below = [f"{x(at):.1f},{y(pair[0]):.1f}" for at, pair in reversed(run)]
+                marks.append(f"<polygon points='{' '.join(over_ + below)}' fill='{colour}'/>")
+        marks += [
             f"<text x='{x(along[at]):.1f}' y='{TOP + 4}' text-anchor='middle' fill='{colour}'>×</text>"
-            for at, _ in given_row.get("odd", ())
+            for at, _ in row.get("odd", ())
         ]
-    unit, x_unit = block["y"]["unit"], block["x"]["unit"]
-    ends = [markup(value_text(value, x_unit), NAME) for value in (given[0], given[-1])]
-    legend = "".join(
-        f"<span class='swatch part-{number % len(PART_COLOURS)}'></span>{markup(row['name'])} "
-        for number, row in enumerate(block["series"])
-    )
-    return (
-        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{markup(block['sentence'], 2_000)}'>"
-        f"{''.join(drawn)}"
-        f"<text x='{LEFT - 6}' y='18' text-anchor='end'>{markup(value_text(high, unit))}</text>"
-        f"<text x='{LEFT - 6}' y='{HEIGHT - BOTTOM}' text-anchor='end'>{markup(value_text(low, unit))}</text>"
-        f"<text x='{LEFT}' y='{HEIGHT - 5}'>{markup(block['x']['label'])} {ends[0]}</text>"
-        f"<text x='{WIDTH - 8}' y='{HEIGHT - 5}' text-anchor='end'>{ends[1]}</text></svg><p class='soft'>{legend}</p>"
-    )
+    unit = block["y"]["unit"]
+    ends = [markup(value_text(value, block["x"]["unit"]), NAME) for value in (given[0], given[-1])]
+    marks += [
+        f"<text x='{LEFT - 6}' y='18' text-anchor='end'>{markup(value_text(high, unit))}</text>",
+        f"<text x='{LEFT - 6}' y='{HEIGHT - BOTTOM}' text-anchor='end'>{markup(value_text(low, unit))}</text>",
+        f"<text x='{LEFT}' y='{HEIGHT - 5}'>{markup(block['x']['label'])} {ends[0]}</text>",
+        f"<text x='{WIDTH - 8}' y='{HEIGHT - 5}' text-anchor='end'>{ends[1]}</text>",
+    ]
+    return _svg(block, HEIGHT, "".join(marks), legend)
 
 
-def _bar(middle: float, floor: float, top: float, slot: float, colour: str, type_: str) -> str:
+def _bar(middle: float, floor: float, top: float, slot: float, colour: str, kind: str) -> str:
     """A bar from `floor` to `top`, of a scatter a point at `top`."""
-    width, height = (3.0, 3.0) if type_ == "scatter" else (max(slot * 0.8, 1.0), abs(floor - top))
-    left, upper = middle - width / 2, min(top, floor) if type_ != "scatter" else top - 1.5
+    width, height = (3.0, 3.0) if kind == "scatter" else (max(slot * 0.8, 1.0), abs(floor - top))
+    left, upper = middle - width / 2, min(top, floor) if kind != "scatter" else top - 1.5
     return f"<rect x='{left:.1f}' y='{upper:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{colour}'/>"
 
 
 _Pairs = list[tuple[float, float] | None]  # from and to of every x, None where it is missing
-
-
-def _flat(series: Iterable[Item]) -> Iterator[_Pairs]:
-    for row in series:
-        yield [None if value is None else (0.0, float(value)) for value in row["values"]]
-
-
-def _stacked(series: Iterable[Item]) -> Iterator[_Pairs]:
-    under: dict[int, float] = {}
-    for row in series:
-        made: _Pairs = []
-        for at, value in enumerate(row["values"]):
-            below = under.get(at, 0.0)
-            under[at] = below + (value or 0.0)
-            made.append((below, under[at]))
-        yield made
 
 
 def _runs(along: Sequence[float], row: _Pairs, given: Item) -> Iterator[list[tuple[float, tuple[float, float]]]]:
@@ -443,9 +426,7 @@ def _runs(along: Sequence[float], row: _Pairs, given: Item) -> Iterator[list[tup
         if pair is not None:
             run += [(x, run[-1][1])] if run and given.get("held") else []
             run.append((x, pair))
-        elif given.get("joined") and at not in odd:
-            continue
-        elif run:
+        elif run and not (given.get("joined") and at not in odd):
             yield run
             run = []
     if run:
@@ -454,16 +435,10 @@ def _runs(along: Sequence[float], row: _Pairs, given: Item) -> Iterator[list[tup
 
 def _intervals(block: Block) -> str:
     """A line for each name: interval and estimate of every series, and where nothing changes dashed."""
-    names = [str(name) for name in block["x"]["values"]]
-    ends = [
-        value
-        for row in block["series"]
-        for key in ("values", "low", "high")
-        for value in row.get(key) or ()
-        if value is not None
-    ]
-    singles = (each for row in block["series"] for each in row.get("points") or ())
-    ends += [value for each in singles for value in each if value is not None]
+    names, series = [str(name) for name in block["x"]["values"]], block["series"]
+    ends = [value for row in series for key in ("values", "low", "high") for value in row.get(key) or ()]
+    ends += [value for row in series for each in row.get("points") or () for value in each]
+    ends = [value for value in ends if value is not None]
     if not names or not ends:
         return ""
     low, high = min(0.0, *ends), max(0.0, *ends)
@@ -477,30 +452,23 @@ def _intervals(block: Block) -> str:
     for at, name in enumerate(names):
         middle = at * ROW + ROW / 2
         marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(labels[name], NAME)}</text>")
-        for row in block["series"]:
+        for row in series:
             least, most, value = (_at(row.get(key) or (), at) for key in ("low", "high", "values"))
             if least is not None and most is not None:
-                marks.append(
-                    f"<rect class='bar' x='{x(least):.1f}' y='{middle - 6}' "
-                    f"width='{max(x(most) - x(least), 1):.1f}' height='12'/>"
-                )
+                width = f"{max(x(most) - x(least), 1):.1f}"
+                marks.append(f"<rect class='bar' x='{x(least):.1f}' y='{middle - 6}' width='{width}' height='12'/>")
             marks += [
                 f"<rect class='dot' x='{x(each) - 3:.1f}' y='{middle - 3:.1f}' width='6' height='6' rx='3'/>"
                 for each in _at(row.get("points") or (), at) or ()
                 if each is not None
             ]
             if value is not None:
-                style = "ceiling" if row["role"] == "ceiling" else "tick"
-                across = f"{x(value):.1f}"
+                style, across = "ceiling" if row["role"] == "ceiling" else "tick", f"{x(value):.1f}"
                 marks.append(f"<line class='{style}' x1='{across}' y1='{middle - 9}' x2='{across}' y2='{middle + 9}'/>")
     unit = block["y"]["unit"]
     said = f"{block['y']['label']}, {value_text(low, unit, signed=True)} to {value_text(high, unit, signed=True)}"
     signs = "Bar: interval; tick: estimate; dots: single measurements; dashed: no change."
-    return (
-        f"<svg class='intervals' viewBox='0 0 {WIDTH} {tall}' role='img' "
-        f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(marks)}</svg>"
-        f"<p class='soft'>{markup(said)}. {signs}</p>"
-    )
+    return _svg(block, tall, "".join(marks), f"{markup(said)}. {signs}", "intervals")
 
 
 def _heat(block: Block) -> str:
@@ -521,38 +489,30 @@ def _heat(block: Block) -> str:
         return math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
 
     labels = words.shortened((row["name"] for row in series), NAME)
-    cells: list[str] = []
+    marks: list[str] = []
     shades: dict[int, list[str]] = {}  # one path for all cells of a shade
     for at, row in enumerate(series):
-        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(labels[row['name']], NAME)}</text>")
+        foot = at * CELL + CELL - 3
+        marks.append(f"<text class='name' x='0' y='{foot}'>{markup(labels[row['name']], NAME)}</text>")
         for column, value in enumerate(row["values"]):
             if value is not None:
                 square = f"M{NAMES + column * wide:.1f} {at * CELL}h{wide:.1f}v{CELL - 1}h-{wide:.1f}z"
                 shades.setdefault(round(share(value) * SHADES), []).append(square)
-        cells += [
-            f"<text x='{NAMES + (column + 0.5) * wide:.1f}' y='{at * CELL + CELL - 3}' text-anchor='middle'>×</text>"
+        marks += [
+            f"<text x='{NAMES + (column + 0.5) * wide:.1f}' y='{foot}' text-anchor='middle'>×</text>"
             for column, _ in row.get("odd", ())
         ]
-    cells[:0] = [
+    cells = [
         f"<path class='cell' fill-opacity='{0.08 + 0.92 * shade / SHADES:.2f}' d='{''.join(squares)}'/>"
         for shade, squares in shades.items()
     ]
-    ends = [
-        markup(value if isinstance(value, str) else value_text(value, block["x"]["unit"]), NAME)
-        for value in (along[0], along[-1])
-    ]
     unit = block["y"]["unit"]
+    ends = [markup(value_text(value, block["x"]["unit"]), NAME) for value in (along[0], along[-1])]
     said = f"{markup(block['x']['label'])} {ends[0]} to {ends[1]}; from light, {value_text(low, unit)}, to dark, "
     said += f"{value_text(high, unit)}{', logarithmic' if logarithmic else ''}"
     if len(block["series"]) > len(series):
         said += f"; the first {len(series)} of {len(block['series'])} rows"
-    return (
-        f"<svg viewBox='0 0 {WIDTH} {len(series) * CELL}' role='img' "
-        f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(cells)}</svg><p class='soft'>{said}.</p>"
-    )
-
-
-_DRAWINGS = {"interval": _intervals, "heat": _heat}
+    return _svg(block, len(series) * CELL, "".join(cells + marks), f"{said}.")
 
 
 def _flame(block: Block, level: Level) -> str:
@@ -566,28 +526,19 @@ def _flame(block: Block, level: Level) -> str:
     for node, parent in enumerate(tree["parent"]):
         if parent >= 0:
             own[parent] -= tree["value"][node]
-    by_frame: dict[int, float] = {}
+    by_frame: defaultdict[int, float] = defaultdict(float)
     for frame, value in zip(tree["frame"], own, strict=True):
-        by_frame[frame] = by_frame.get(frame, 0.0) + max(value, 0.0)
+        by_frame[frame] += max(value, 0.0)
     whole = tree["value"][0] or 1.0
     hottest = sorted(((value, frame) for frame, value in by_frame.items() if value > 0), reverse=True)
+    rows = []
+    for value, frame in hottest[: level.rows]:
+        name, file, line, _ = document["frames"][frame]
+        where = {"name": document["names"][name], "file": document["files"][file] or None, "line": line}
+        rows.append({**where, "own": value, "share": value / whole})
     unit = {"ms per step": "ms"}.get(tree["unit"], tree["unit"])
-    rows = [
-        {
-            "name": document["names"][document["frames"][frame][0]],
-            "file": document["files"][document["frames"][frame][1]] or None,
-            "line": document["frames"][frame][2],
-            "own": value,
-            "share": value / whole,
-        }
-        for value, frame in hottest[: level.rows]
-    ]
-    columns = [_plain_column("own", f"Itself, {tree['unit']}", unit), _plain_column("share", "Of all", "share")]
-    columns += [
-        _plain_column("name", "Function"),
-        _plain_column("file", "File"),
-        _plain_column("line", "Line", "count"),
-    ]
+    columns = [_column("own", f"Itself, {tree['unit']}", unit), _column("share", "Of all", "share")]
+    columns += [_column("name", "Function"), _column("file", "File"), _column("line", "Line", "count")]
     caption = f"The hottest functions of the flame graph ({tree['label']}). {_first(len(rows), len(hottest))}"
     return _heading(document["title"]) + _rows(columns, rows, caption, level)
 
@@ -595,7 +546,7 @@ def _flame(block: Block, level: Level) -> str:
 def _timeline(block: Block, level: Level) -> str:
     span = words.nanoseconds(block["to_ns"] - block["from_ns"])
     said = f"A timeline of {span} in {len(block['tracks'])} tracks, which takes a script to draw."
-    notes = "".join(f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"])
+    notes = "".join(_paragraph(note, level) for note in block["notes"])
     return f"<p>{markup(said)} <code>stepscope view RUN</code> shows it.</p>{notes}"
 
 

@@ -53,16 +53,12 @@ def _widths(columns: Sequence[TextColumn], width: int) -> list[int]:
         widest = max(flexible, key=lambda at: widths[at], default=None)
         if widest is None or widths[widest] <= NARROWEST:
             break
-        widths[widest] -= min(sum(widths) - room, max(1, widths[widest] - _second(widths, flexible, widest)))
+        second = max([NARROWEST, *(widths[at] for at in flexible if at != widest)])  # so far it may be cut at once
+        widths[widest] -= min(sum(widths) - room, max(1, widths[widest] - second))
     return [
         max(size, NARROWEST if at in flexible and column.natural > NARROWEST else 0)
         for at, (size, column) in enumerate(zip(widths, columns, strict=True))
     ]
-
-
-def _second(widths: list[int], flexible: list[int], widest: int) -> int:
-    """The width that the widest column may be cut to at once: that of the next one."""
-    return max([NARROWEST, *(widths[at] for at in flexible if at != widest)])
 
 
 def _cell(text: str, size: int, column: TextColumn) -> str:

@@ -18,7 +18,6 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
-    advice,
     always,
     at,
     bare,
@@ -28,7 +27,6 @@ from stepscope.diagnose.rule import (
     ms,
     overviews,
     rule,
-    said,
     spot,
     traced_confidence,
     traces_source,
@@ -298,16 +296,21 @@ def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
 
 def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
     """By the part of it that is waiting for other ranks, None where unknown, and SyncBatchNorm layers per step."""
-    text = advice("exposed", "")
-    if waiting is None:
-        text = said("exposed", "alone", fix=text)
-    elif waiting >= COLLECTIVES.waiting:
-        text = said("exposed", "waiting", fix=text)
-    return (
-        said("exposed", "norms", fix=text, layers=sync_batch_norms)
-        if sync_batch_norms > COLLECTIVES.sync_batch_norms
-        else text
+    text = (
+        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
+        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
+        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
     )
+    if waiting is None:
+        text += ". Record two ranks or more to see what of it is waiting for a slower rank"
+    elif waiting >= COLLECTIVES.waiting:
+        text = f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {text}"
+    if sync_batch_norms > COLLECTIVES.sync_batch_norms:
+        text += (
+            f". {sync_batch_norms:.0f} SyncBatchNorm layers exchange statistics forward and backward, and nothing can "
+            "hide it: keep them only where a rank's batch is too small for statistics of its own"
+        )
+    return text
 
 
 def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:

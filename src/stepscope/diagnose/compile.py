@@ -18,20 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.rule import (
-    ALL,
-    REPORT_FLOOR,
-    Claim,
-    Known,
-    Thresholds,
-    advice,
-    at,
-    at_place,
-    distinct,
-    ms,
-    said,
-    shown,
-)
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Known, Thresholds, at, at_place, distinct, ms, shown
 from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
 from stepscope.model.counted import things
@@ -105,7 +92,7 @@ class Backend(Struct, frozen=True):
         *,
         compile_ms: float = 0.0,
         late_ms: float = 0.0,
-        **words: Any,
+        **said: Any,
     ) -> Loss:
         """The claim that these causes lost so much, with what else a claim says; its id is stable over runs."""
         usual = {
@@ -113,7 +100,7 @@ class Backend(Struct, frozen=True):
             "where": places(items),
             "ranks": tuple(sorted({rank for cause in items for rank in cause.ranks})) or self.facts.ranks,
         }
-        return Loss(self, rule, Claim(cost_ms=lost_ms, **{**usual, **words}), compile_ms, late_ms)
+        return Loss(self, rule, Claim(cost_ms=lost_ms, **{**usual, **said}), compile_ms, late_ms)
 
 
 class Loss(Struct, frozen=True):
@@ -304,10 +291,15 @@ def recompile_fix(cause: CompilerCause) -> str:
     arguments = f"({size.group(1)}, {size.group(2)})" if size else ""
     dynamic = f"torch._dynamo.mark_dynamic{arguments} before the call{call}, or torch.compile(..., dynamic=True)"
     if unclear(cause) and not cause.text:
-        text = advice("recompile", "unclear")
-    elif cause.cause == "shape":
+        text = "Record the run with torch 2.9 or newer, or TORCH_LOGS=recompiles, which name the cause; then remove it"
+    elif cause.cause == "shape" and grows(cause):
         inside = function_name(cause.function) + at(cause.definition or cause.place)
-        text = said("recompile", "grows" if grows(cause) else "shape", what=what(cause), inside=inside, dynamic=dynamic)
+        text = (
+            f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled {inside} "
+            f"and join it behind the loop; where it must stay, {dynamic}"
+        )
+    elif cause.cause == "shape":
+        text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
         template = CAUSE_WORDS.get(cause.cause, _OTHER).fix or _UNKNOWN
@@ -414,7 +406,11 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
         evidence.append(ms("median step before the limit, compiling left out", eager.before_ms, before))
         evidence.append(ms("median step after the limit", eager.after_ms, after))
     evidence += (*_evidence(backend, ordered), fact("the compiler's reason", clipped(limit.text) or None, "", source))
-    how = "unknown" if excess is None else "other" if excess and not counted else "counted"
+    caveat = "is the difference of two medians: other changes at that step count in."
+    if excess is None:
+        caveat = "was not measured: too few steps that did not compile."
+    elif excess and not counted:
+        caveat = "is counted with another function that ran into its limit."
     yield backend.loss(
         LIMIT_HIT,
         total_ms(group) + (counted or 0.0),
@@ -427,7 +423,7 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
         levels=(backend.confidence([lead]), "medium" if counted else "high"),
         evidence=evidence,
         fix=recompile_fix(lead),
-        caveat=f"What running eagerly costs {advice('eager', how)} {AMORTISED}",
+        caveat=f"What running eagerly costs {caveat} {AMORTISED}",
         falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
     )
 

@@ -43,7 +43,6 @@ from stepscope.diagnose.rule import (
     at_place,
     ms,
     rule,
-    said,
     shown,
 )
 from stepscope.model import Analysis
@@ -222,13 +221,21 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
 def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
     if facts.backend != XLA:
         known = next((cause for cause in lead if cause.kind != "compile" and not unclear(cause)), None)
-        return recompile_fix(known) if known is not None else advice("compiled_run", "torch")
+        if known is not None:
+            return recompile_fix(known)
+        return (
+            "Find what differs between the calls: record a run with `stepscope run`, or set TORCH_LOGS=recompiles; "
+            "then keep it equal, or torch.compile(..., dynamic=True) where it is a size"
+        )
     growing = next((cause for cause in lead if grows(cause)), None)
     first = f"{what(growing)} grows: join it behind the loop. " if growing else ""
     often = COMPILE.part * sum(cause.count for cause in lead)
     reads = next((each.place for each in lead if each.cause in _READS and each.place and each.count > often), None)
     read = f" Read values (.item(), print) every N steps only, not at {shown(reads)} in each." if reads else ""
-    return said("compiled_run", XLA, first=first, read=read)
+    return (
+        f"{first}Give every step the same graph: pad inputs to fixed sizes, do not grow a tensor from step to step "
+        f"(torch.cat, append and stack behind the loop, on the host), and keep Python branches equal.{read}"
+    )
 
 
 def reads(backend: Backend) -> tuple[float | None, int, float, int, str]:
@@ -351,14 +358,13 @@ def _unlowered_loss(
     more = f" and {len(operators) - shown_at_most} more" if len(operators) > shown_at_most else ""
     names = ", ".join(operators[:shown_at_most]) + more
     often = f"{sum(cause.count for cause in group)} times in {backend.steps} steps"
-    kind = "sizes" if dependent else ""
-    worded = [one for one in backend.view.warnings if one.backend == facts.backend and one.rule == "not_lowered"]
+    said = [one for one in backend.view.warnings if one.backend == facts.backend and one.rule == "not_lowered"]
     calls = [(f"calls of {one.operator or 'an operator'} on the host", one) for one in group[:shown_at_most]]
     evidence = (
         *(fact(metric, one.count, "calls", one.source or facts.source) for metric, one in calls),
         ms("their transfers from the device", None if spent is None else transfers_ms, read_from),
         ms("compiling the graphs they cut", compiled_ms, facts.source),
-        *(fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in worded[:1]),
+        *(fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]),
     )
     # the operators' own lines, else those of the graphs that were cut
     cut = backend.causes("transfer", "compile", "recompile")
@@ -369,11 +375,18 @@ def _unlowered_loss(
         group,
         floor=0.0,
         compile_ms=compiled_ms,
-        title=said("unlowered_title", kind, names=names, often=often),
+        title=f"Results of data-dependent size cut the graph: {names}, {often}"
+        if dependent
+        else f"Op(s) not lowered: {names} run on the host, {often}",
         levels=(backend.confidence([]), *(("medium",) if spent is None else ())),
         where=places(group if any(cause.place for cause in group) else cut),
         evidence=evidence,
-        fix=said("unlowered_fix", kind, names=names),
+        fix="Keep every size fixed: torch.where or a mask multiplied in instead of nonzero, masked_select, unique and "
+        "x[mask]; pad to the largest size; or do this part on the host before the step. A lowering would not help: the "
+        "size depends on the data"
+        if dependent
+        else f"Write {names} with operators that have a lowering, or take it out of the step; where it must stay, ask "
+        "for the lowering in an issue of pytorch/xla",
         caveat="Compilations and transfers from the device are counted; the work on the host, transfers to the device "
         "and the smaller graphs were not timed.",
         learn="https://docs.pytorch.org/xla/release/r2.8/learn/dynamic_shape.html"

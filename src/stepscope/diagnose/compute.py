@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepscope.diagnose.device import ProfiledLoss, loss_rule
-from stepscope.diagnose.rule import STEPS, Claim, Need, Thresholds, accelerator, advice, ms, rule, said, steps_source
+from stepscope.diagnose.rule import STEPS, Claim, Need, Thresholds, accelerator, ms, rule, steps_source
 from stepscope.model import Analysis, Evidence, Try
 from stepscope.model import device_losses as kinds
 
@@ -71,7 +71,12 @@ def no_tensor_cores(seen: ProfiledLoss) -> Iterator[Claim]:
             ),
             *seen.parts(),
         ),
-        fix=advice("tensor_cores", "newer" if newer else ""),
+        fix="First torch.set_float32_matmul_precision('high') (and torch.backends.cudnn.allow_tf32 = True, if it "
+        "was switched off): tensor cores in TF32, with one line. Then, for more, the forward pass and the loss "
+        "under torch.autocast('cuda', dtype=torch.bfloat16)"
+        if newer
+        else "Run the forward pass and the loss under torch.autocast('cuda', dtype=torch.float16) and scale the "
+        "loss with torch.amp.GradScaler; sizes should be multiples of 8",
         caveat=f"The cost counts this work as {TENSOR_CORES.gain:.0f} times as fast, which 16 bits give by halving "
         f"the bytes alone; the ceiling counts the peak rate, {peak:.0f} times as high. Results differ in the last "
         "digits; check that the loss still falls as before.",
@@ -117,22 +122,36 @@ def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
 )
 def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
     first, convolutions = seen.detail("first_ns"), seen.detail("convolutions")
-    where = "input" if convolutions > 1 and first >= LAYOUT.at_input * seen.detail("conversions_ns") else ""
-    cost = f"{seen.cost_ms:.1f} ms"
-    yield seen.claim(
-        title=said("layout_title", where, cost=cost, at=seen.at, conversions=seen.loss.calls_per_step),
-        evidence=(
-            seen.ms("conversions between layouts, nothing beside them", seen.loss.ns_per_step),
-            seen.ms("conversions at the first convolution of a step", first),
-            seen.figure("conversions per step", round(seen.loss.calls_per_step, 1), "kernels"),
-            seen.figure("convolutions per step", round(convolutions, 1), "calls"),
-            *seen.parts(),
-        ),
-        fix=advice("layout_fix", where),
-        caveat=advice("layout_caveat", where),
-        falsified_by=advice("layout_without", where),
-        tries=() if where else (Try("memory_format", "channels_last"),),
+    evidence = (
+        seen.ms("conversions between layouts, nothing beside them", seen.loss.ns_per_step),
+        seen.ms("conversions at the first convolution of a step", first),
+        seen.figure("conversions per step", round(seen.loss.calls_per_step, 1), "kernels"),
+        seen.figure("convolutions per step", round(convolutions, 1), "calls"),
+        *seen.parts(),
     )
+    if convolutions > 1 and first >= LAYOUT.at_input * seen.detail("conversions_ns"):
+        yield seen.claim(
+            title="The input arrives in another memory layout than the model's, and the first convolution converts "
+            f"it in every step: {seen.cost_ms:.1f} ms{seen.at}",
+            evidence=evidence,
+            fix="Make batches in the model's layout: batch.to(device, memory_format=torch.channels_last), or in "
+            "the DataLoader's collate_fn, where workers do it",
+            caveat="The copy then happens elsewhere: it costs nothing only where workers make it, or the copy to "
+            "the device with it.",
+            falsified_by="With batches made in channels_last the mean step does not get shorter",
+        )
+    else:
+        yield seen.claim(
+            title=f"Convolutions convert their memory layout: {seen.loss.calls_per_step:.0f} conversions take "
+            f"{seen.cost_ms:.1f} ms per step{seen.at}",
+            evidence=evidence,
+            fix="Keep images and the model in the layout the kernels want: "
+            "model.to(memory_format=torch.channels_last) and the same for the input batch",
+            caveat="An operator without a channels_last version converts back; look for conversions that remain.",
+            falsified_by="With model and input in channels_last as many conversions run, or the mean step does not "
+            "get shorter",
+            tries=(Try("memory_format", "channels_last"),),
+        )
 
 
 @loss_rule(

@@ -38,7 +38,6 @@ from stepscope.diagnose.rule import (
     clip_share,
     ms,
     rule,
-    said,
     traced_confidence,
     traces_source,
     train_steps,
@@ -124,7 +123,7 @@ class ProfiledLoss(Struct, frozen=True):
         ceiling_ns: float | None = None,
         most: str = "high",
         what_if: str | None = None,
-        **words: Any,
+        **said: Any,
     ) -> Claim:
         """The claim on it, with what else a claim says. `most` bounds the confidence.
 
@@ -161,7 +160,7 @@ class ProfiledLoss(Struct, frozen=True):
                 *(gain.evidence if gain is not None else ()),
             ),
             caveat=f"{one_step}{caveat} {replay_caveat}".strip(),
-            **words,
+            **said,
         )
 
 
@@ -318,7 +317,10 @@ def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
         f"{seen.cost_ms:.1f} ms per step, {seen.loss.calls_per_step:.0f} times for {gaps.mean_us}{gaps.longest}"
         f"{seen.at}",
         evidence=evidence,
-        fix=advice("compiled_kernels", "made" if made else ""),
+        fix="Compile with mode='reduce-overhead': it launches all kernels of a function at once, as a CUDA graph"
+        if made
+        else "Compile with backend='inductor', which fuses kernels (the one in use runs PyTorch's own, operator by "
+        "operator), and mode='reduce-overhead', which launches all of a function at once, as a CUDA graph",
         caveat=f"{SLOWED} CUDA graphs need fixed shapes and addresses, and what cannot be captured, as collectives "
         "of some backends, splits them.",
         falsified_by="With mode='reduce-overhead' the mean step does not get shorter",
@@ -557,7 +559,11 @@ def device_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
             *seen.parts("copied for {}"),
             *_rate_evidence(seen),
         ),
-        fix=said("copies_on_device", "between" if between else "within", at=seen.at),
+        fix=f"Keep what belongs together on one device{seen.at}; where a model is split over devices, split the "
+        "batch too and let copies of one part run beside the work on another"
+        if between
+        else f"Leave out what copies whole tensors{seen.at}: .clone() and .contiguous() without need, torch.cat of "
+        "tensors that could be written into one buffer, reading a buffer that could be used in place",
         caveat="Some copies are needed: a kernel may want its input in order, and a result must not change its source.",
         falsified_by="Without these copies the mean step does not get shorter",
     )

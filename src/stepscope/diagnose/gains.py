@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepscope.diagnose.rule import Known, Thresholds, accelerator, advice, ms, said, traces_source
+from stepscope.diagnose.rule import Known, Thresholds, accelerator, advice, ms, traces_source
 from stepscope.model import Analysis
 from stepscope.model.machine import Pipeline, RanksFacts
 
@@ -66,9 +66,15 @@ class Gain(Struct, frozen=True):
         """Where the recorded host would hide what work costs, and where a replay knows too little to bound anything."""
         found = []
         if self.work and self.as_recorded < cost_share - REPLAY.close:
-            found.append(said("replay_caveat", "late", share=self.as_recorded))
+            found.append(
+                f"The recorded host was late as well: with it {self.as_recorded:.0%} of the step would be saved. A "
+                "profiler slows the host, so cost and ceiling are those of one that is never late."
+            )
         if self.unexplained >= REPLAY.unexplained:
-            found.append(said("replay_caveat", "unexplained", share=self.unexplained))
+            found.append(
+                f"For {self.unexplained:.0%} of the step the device idles with work launched and nothing in the trace "
+                "says why: if it goes with this loss, more can be gained than the ceiling says."
+            )
         return " ".join(found)
 
 

@@ -33,7 +33,6 @@ from stepscope.diagnose.rule import (
     figures,
     ms,
     rule,
-    said,
     sampled_confidence,
     shown,
     spot,
@@ -64,7 +63,7 @@ class IO(Thresholds):
 
 
 class DRIFT(Thresholds):
-    """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/slow_steps.py`."""
+    """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/sampled_stacks.py`."""
 
     phase: float = 0.5  # a phase with more than half of the growth is named
 
@@ -247,21 +246,30 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
 
 def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
     """(title, fix)."""
-    waits, entry = (top.waiting_share or 0.0) >= PYTHON.waiting, shown(top.entry) if top.entry is not None else ""
-    values = {
-        "place": f"{bare((top.call or top.place).function)} ({shown(top.place)})",
-        "takes": f"{share:.0%} of the step",
-        "reached": f", reached from {entry}" if entry else "",
-        "entry": entry,
-        "function": bare(top.place.function),
-        "line": shown(top.place),
-        "below": f" (most of it in {bare(top.library_leaf)})" if top.library_leaf else "",
-    }
-    title, fix = (
-        "waits" if waits else "library" if entry else "own",
-        "library" if entry else "waits" if waits else "own",
+    line, takes = shown(top.place), f"{share:.0%} of the step"
+    place = f"{bare((top.call or top.place).function)} ({line})"
+    entry = shown(top.entry) if top.entry is not None else ""
+    reached = f", reached from {entry}" if entry else ""
+    waits = (top.waiting_share or 0.0) >= PYTHON.waiting
+    if waits:
+        title = f"The main thread sleeps or waits in {place} for {takes}{reached}"
+    elif entry:
+        title = f"A library's own Python on the critical path: {place} takes {takes}{reached}"
+    else:
+        title = f"Python work on the critical path: {place} takes {takes}"
+    if entry:
+        return title, (
+            f"{entry} only leads there. Switch off or make rarer what asks for {bare(top.place.function)} "
+            "(logging, callbacks, progress, checks) in the library's own options, or give a step more work: a larger "
+            "batch pays it less often"
+        )
+    if waits:
+        return title, f"Take the wait at {line} out of the step, or do it in another thread while the step computes"
+    below = f" (most of it in {bare(top.library_leaf)})" if top.library_leaf else ""
+    return title, (
+        f"Take the work at {line}{below} out of the step: do it on tensors, once before training, every N steps only, "
+        "or in the DataLoader's workers"
     )
-    return said("python_title", title, **values), said("python_fix", fix, **values)
 
 
 def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -> float:
@@ -385,9 +393,22 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
 
 
 def _io_fix(top: IoFacts) -> str:
-    how = "saves" if top.operation in _SAVES else "reads" if top.operation in _READS else ""
-    entry = shown(top.entry) if top.entry is not None else ""
-    return said("io", "library" if entry else how, entry=entry, operation=top.operation, place=shown(top.place))
+    place = shown(top.place)
+    if top.entry is not None:
+        return (
+            f"{shown(top.entry)} only leads there. Let the library do {top.operation} every N steps only: its options "
+            "for checkpoints, loggers and progress say how often"
+        )
+    if top.operation in _SAVES:
+        return (
+            f"Save less often at {place} (every N steps or minutes), or copy the tensors and write them in a "
+            "background thread (torch.distributed.checkpoint.async_save does both)"
+        )
+    if top.operation in _READS:
+        return f"Read at {place} before training, or in the DataLoader's workers"
+    return (
+        f"Collect what {place} writes and write it every N steps without flushing each time, or in a background thread"
+    )
 
 
 @rule("host.step_drift", STEPS, MANY_STEPS, learn=LEARN)

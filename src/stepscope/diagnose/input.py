@@ -27,7 +27,6 @@ from stepscope.diagnose.rule import (
     Need,
     Thresholds,
     accelerator,
-    advice,
     bare,
     clip_share,
     device_doubt,
@@ -37,7 +36,6 @@ from stepscope.diagnose.rule import (
     ms,
     overviews,
     rule,
-    said,
     sampled_confidence,
     shown,
     stacks_source,
@@ -185,12 +183,16 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         # what workers leave of the wait, where nothing but workers is proposed
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
-    more = loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0)
-    caveat = advice("loader_caveat", "workers" if more else "stored")
-    if more and loader.cpu_limit / loader.ranks_on_host <= 2:
-        caveat += said("loader_caveat", "crowded", cores=_cores(loader))
+    caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
+    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
+        caveat = "Each worker holds its own copy of the data set object and draws its own random numbers."
+        if loader.cpu_limit / loader.ranks_on_host <= 2:
+            caveat += f" {_cores(loader)}: workers compete with the training process on a CPU."
     if _many_files(loader):
-        caveat += advice("loader_caveat", "packed")
+        caveat += (
+            " Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
+            "picked at random from one large file can be slower than files of their own."
+        )
     yield replace(
         claim,
         title=title,
@@ -233,25 +235,35 @@ def _words(
     loader: LoaderFacts, settings: Settings | None, hot: Place | None, waits: str, named: str
 ) -> tuple[str, str]:
     """(title, fix)."""
+    shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
-    how, asked = "cores", {}
     if loader.in_main_process:
-        how, asked = "main", {"num_workers": wanted, "persistent_workers": True}
-    elif _parked(loader):
-        how, asked = "parked", {"prefetch_factor": 4}
-    elif wanted > count:
-        how, asked = "more", {"num_workers": wanted}
-    values = {
-        "waits": waits,
-        "named": named,
-        "count": count,
-        "many": things(count, "loader worker"),
-        "cores": _cores(loader),
-        "loader": of_loader(loader.site, settings, **asked),
-        "shorter": f"; then shorten the work at {shown(hot)}" if hot else "",
-        "place": f"at {shown(hot)}" if hot else "per item",
-    }
-    return said("loader_title", how, **values), said("loader_fix", how, **values)
+        return (
+            f"The training process loads every batch itself, {waits}{named}",
+            "Load in worker processes: "
+            + of_loader(loader.site, settings, num_workers=wanted, persistent_workers=True)
+            + shorter,
+        )
+    many = f"{count} loader workers" if count != 1 else "1 loader worker"
+    if _parked(loader):
+        return (
+            f"The step waits for batches, {waits}, while {many} sat parked",
+            "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
+            "of objects; fewer, larger ones), and keep more in reserve: "
+            + of_loader(loader.site, settings, prefetch_factor=4),
+        )
+    if wanted > count:
+        more = of_loader(loader.site, settings, num_workers=wanted)
+        return (
+            f"{many} cannot keep up: the step waits, {waits}{named}",
+            f"Raise the number of workers from {count}: {more}{shorter}",
+        )
+    place = f"at {shown(hot)}" if hot else "per item"
+    return (
+        f"{many} cannot keep up and no core is left: the step waits, {waits}{named}",
+        f"{_cores(loader)}, so more workers will not help: do less {place} (decode or "
+        "resize once and store the result, transform whole batches instead of items), or ask for more cores",
+    )
 
 
 def _many_files(loader: LoaderFacts) -> bool:
@@ -264,10 +276,18 @@ def _many_files(loader: LoaderFacts) -> bool:
 
 def _packing(loader: LoaderFacts) -> str:
     if _many_files(loader):
-        return advice("packing", "files")
-    hot = loader.entries[0] if loader.entries and (loader.batch_size or 1) > 1 else None
-    one_by_one = hot is not None and bare(hot.function) == "__getitem__" and hot.share >= LOADER.mostly
-    return advice("packing", "items") if one_by_one else ""
+        return (
+            ". Items have files of their own: pack them into few large ones that are read in sequence (tar shards as "
+            "WebDataset reads them, LMDB, HDF5, one memory-mapped array), or copy the data to storage of the node first"
+        )
+    hot = loader.entries[0] if loader.entries else None
+    one_by_one = hot is not None and bare(hot.function) == "__getitem__" and (loader.batch_size or 1) > 1
+    if one_by_one and hot is not None and hot.share >= LOADER.mostly:
+        return (
+            ". What every item gets alike (scaling, conversion) can be done to a whole batch by tensor operators: in "
+            "collate_fn, or behind the loader on the device that trains"
+        )
+    return ""
 
 
 def _parked(loader: LoaderFacts) -> bool:
@@ -469,6 +489,13 @@ def _wait(found: list[Overview]) -> _Wait | None:
     return replace(wait, steps=len(steps), mean_ms=wall_ns / count, lost_ms=lost_ns / count) if wall_ns else None
 
 
+_WHO = {
+    "none": "The training process loads every batch itself",
+    "some": "The loader's workers do not keep up",
+    None: "The step waits for its batch",
+}
+
+
 def _in_traces(analysis: Analysis) -> Iterator[Claim]:
     """A claim for each run of traces whose loader takes more of the mean profiled step than the floor."""
     loaders = analysis.machine.trace_loaders
@@ -488,17 +515,26 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
             )
         shorter = f"; then shorten the work at {shown(loader.entries[0])}" if loader.entries else ""
         tries: tuple[Try, ...] = ()
-        rest_ms, wanted, how = wait.mean_ms - wait.lost_ms, 0, loader.workers or ""
-        if how == "none" and rest_ms > 0:
+        rest_ms = wait.mean_ms - wait.lost_ms
+        if loader.workers == "some":
+            fix = (
+                "Raise num_workers as far as there are cores, and shorten the work per item; `stepscope run` samples "
+                "the workers and names its lines"
+            )
+        elif loader.workers == "none" and rest_ms > 0:
             # as many as keep up, by the time of a fetch and of the rest of the step, and one more for jitter
             wanted = math.ceil(loader.fetch_ms * loader.fetches / wait.steps / rest_ms) + 1
             tries = (Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true"))
-        elif how == "none":
-            how = ""
+            fix = (
+                f"Load in worker processes: num_workers={wanted} keeps up by these times, with persistent_workers=True "
+                f"in the DataLoader{shorter}"
+            )
+        else:
+            fix = f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
         level = traced_confidence(wait.steps, TRACED_LOADER.steps_for_high)
         yield Claim(
-            title=f"{advice('loader_who', loader.workers or '')}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms "
-            "of the step" + (f" of {loader.run}" if several and loader.run else ""),
+            title=f"{_WHO[loader.workers]}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step"
+            + (f" of {loader.run}" if several and loader.run else ""),
             step_ms=wait.mean_ms,
             cost_ms=wait.lost_ms,
             ceiling_ms=gain.share * wait.mean_ms if gain is not None else 0.0,
@@ -507,7 +543,7 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
             key=Place(loader.run, None, loader_bound.name) if several or place is None else place,
             ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
             evidence=(*_traced_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
-            fix=said("loader_traced", how, wanted=wanted, shorter=shorter),
+            fix=fix,
             caveat=caveat.strip(),
             tries=tries,
             falsified_by=_SAME_BATCH,
@@ -579,7 +615,18 @@ def _storage_advice(analysis: Analysis) -> str:
     cold = (facts.cold_share or 0.0) >= STORAGE.cold
     far = next((mount for mount in facts.mounts if NETWORK.fullmatch(mount.kind)), None)
     if cold and facts.late_cold_share is not None and facts.late_cold_share < STORAGE.warm:
-        return advice("storage", "warm")
+        return (
+            ". The first pass read the device, later ones come from the page cache: measure those, or read the files "
+            "once before training"
+        )
     if far is not None:
-        return said("storage", "far", kind=far.kind, path=far.path)
-    return advice("storage", "cold") if cold else ""
+        return (
+            f". The data lies on {far.kind} at {far.path}: copy it to node-local storage before training "
+            "($SLURM_TMPDIR, $TMPDIR), as a few large files that are read in order rather than many small ones"
+        )
+    if cold:
+        return (
+            ". Reads reach the device: pack small files into a few large ones that are read in order, or keep the data "
+            "on faster storage or, where it fits, in memory"
+        )
+    return ""

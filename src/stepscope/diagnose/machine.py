@@ -29,7 +29,6 @@ from stepscope.diagnose.rule import (
     figures,
     ms,
     rule,
-    said,
     shown,
     steps_source,
 )
@@ -311,7 +310,10 @@ def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
         evidence=(
             figure("time the cgroup was throttled, summed over cores", cpu.throttled_share or 0.0, "s per s", source),
         ),
-        fix=said("quota", "few" if few else "", fits=fits),
+        fix="Ask for a larger quota"
+        if few
+        else f"Use no more threads than the quota holds (torch.set_num_threads({fits}), fewer loader workers), or "
+        "ask for a larger quota",
         caveat="Throttled time is summed over cores; the main thread's wait for a core bounds its part of it.",
         tries=() if few else (Try("torch.num_threads", str(fits)),),
         falsified_by="Without a quota the mean step does not get shorter",

@@ -19,14 +19,12 @@ from stepscope.diagnose.rule import (
     Known,
     Need,
     Thresholds,
-    advice,
     at,
     clip_share,
     figure,
     ms,
     risk_rule,
     rule,
-    said,
     shown,
     steps_source,
 )
@@ -204,18 +202,22 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     if facts.huge_pages in ("madvise", "always") and "THP_MEM_ALLOC_ENABLE" not in facts.settings:
         huge.append(Try("host.allocator", "huge_pages"))
     if other is not None:
-        return said("faults", "other", other=other, settings=_OTHERS[other]), tuple(huge)
+        return f"{other} gives memory back; start the command with {_OTHERS[other]}", tuple(huge)
     if facts.libc is None or not facts.libc.startswith("glibc"):
-        return advice("faults", "no_glibc"), tuple(tries)
+        return "Load an allocator that keeps freed memory, such as jemalloc, by LD_PRELOAD", tuple(tries)
     kept = "MALLOC_MMAP_THRESHOLD_" in facts.settings or facts.settings.get("MALLOC_MMAP_MAX_") == "0"
     if kept and "MALLOC_TRIM_THRESHOLD_" in facts.settings:
-        return advice("faults", "kept") + (advice("faults", "huge") if huge else ""), (*tries, *huge)
+        words = "glibc keeps freed memory already: write results into tensors that are kept (out=, in-place operators)"
+        return words + ("; or ask for huge pages, of which one fault maps 2 MiB" if huge else ""), (*tries, *huge)
     above = facts.largest_bytes is not None and facts.largest_bytes > LARGEST_THRESHOLD_BYTES
-    words = said("faults", "keep", settings=_WHATEVER if above else _BELOW)
-    size = (facts.largest_bytes or 0) / (1 << 20)
-    words += said("faults", "above" if above else "below", size=size, settings=_WHATEVER)
+    words = f"Have glibc keep freed memory: start the command with {_WHATEVER if above else _BELOW} in its environment"
+    if above:
+        size = (facts.largest_bytes or 0) / (1 << 20)
+        words += f" (a tensor of {size:.0f} MiB was seen, above the largest threshold that glibc takes, 32 MiB)"
+    else:
+        words += f"; where tensors are larger than 32 MiB, with {_WHATEVER}"
     if facts.installed:
-        words += said("faults", "load", libraries=" or ".join(facts.installed))
+        words += f"; or load {' or '.join(facts.installed)} by LD_PRELOAD"
     below, whatever = Try("host.allocator", "keep"), Try("host.allocator", "keep_all")
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
 
@@ -245,8 +247,15 @@ def near_limit(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Risk
     held = f"{gib(peak.allocated_bytes)} of {gib(limit.bytes)}"
     tried = ", and its allocator had to give its cache back" if peak.retries else ""
     ran_out = ", and an allocation has failed for want of memory" if peak.out_of_memory else ""
-    by = said("limit_by", limit.reason, fraction=limit.fraction or 0, held=gib(limit.others_bytes or 0))
-    more_room = said("limit_room", limit.reason, at=at(limit.place))
+    by, more_room = "of the device", ""
+    if limit.reason == "fraction":
+        by = f"that the fraction of {limit.fraction or 0:g} leaves to this process"
+        more_room = f"; or raise the fraction of torch.cuda.set_per_process_memory_fraction{at(limit.place)}"
+    elif limit.reason == "others":
+        by = f"that others leave, who hold {gib(limit.others_bytes or 0)}"
+        more_room = "; or end the other processes on the device (nvidia-smi lists them)"
+    elif limit.reason == "slice":
+        by, more_room = "of its slice of the GPU", "; or take a larger slice of the GPU"
     yield near_limit.risk(
         peak.device,
         learn=LEARN,
@@ -389,7 +398,10 @@ def _growth_risk(one: MemoryGrowth, ranks: tuple[int, ...], findings: Sequence[F
     left = f", and is full in {_duration(one.seconds_left)} at this rate" if one.seconds_left is not None else ""
     enough = one.steps >= MEMORY.traced_steps if one.traced else one.points >= MEMORY.readings_for_high
     levels = ("low", "medium") if one.traced else ("medium", "high")
-    to_find = said("growth", "lines" if where else one.device, line=shown(where[0]) if where else "")
+    snapshot = "" if on_host else ", or with a snapshot of the allocator"
+    to_find = f"To have the lines named, record again with --window-memory{snapshot}"
+    if where:
+        to_find = f"Look for what keeps the tensors that {shown(where[0])} makes"
     source = f"{one.source}, {one.points} {'steps' if one.traced else 'readings'} over {_duration(one.seconds)}"
     evidence = [
         Evidence("growth per step", round(one.bytes_per_step), "bytes", source),

@@ -27,7 +27,6 @@ from stepscope.diagnose.rule import (
     figure,
     ms,
     rule,
-    said,
     sampled_confidence,
     shown,
     spot,
@@ -168,8 +167,15 @@ def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
                 figure("nodes recorded for a backward pass, per step", call.nodes_per_step, "nodes", source, 1),
                 figure("profiled steps with such a call", call.steps_share, "fraction", source, 3),
             ),
-            fix=said("evaluation_fix", "recorded" if recorded else "", place=place),
-            caveat=advice("evaluation_caveat", "recorded" if recorded else ""),
+            fix=(
+                "Put the call under torch.no_grad() or torch.inference_mode(), and make it"
+                if recorded
+                else "Make the call"
+            )
+            + f" at {place} every N steps or after an epoch, not in every step",
+            caveat="The result then comes less often. What looks the same and has to stay: a call whose result the "
+            "next step needs without its gradient, as an action that is chosen or a target from the same network; "
+            + ("torch.no_grad() helps there too." if recorded else "then only a smaller batch helps."),
             falsified_by=f"With {function} called every 50 steps the mean step does not get shorter",
         )
         yield _of_run(analysis, run, claim)

@@ -32,14 +32,13 @@ from stepscope.diagnose.rule import (
     ms,
     risk_rule,
     rule,
-    said,
     sampled_confidence,
     shown,
 )
 from stepscope.model import Analysis, Finding, Interval, Place, Risk, StepFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import RanksFacts
-from stepscope.model.ranks import MISMATCH, NO_DUMP, STUCK, Straggler
+from stepscope.model.ranks import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK, Straggler
 from stepscope.model.views import WorkerShare
 
 
@@ -114,7 +113,10 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
         ranks=late.ranks,
         evidence=late.evidence,
         fix=fix,
-        caveat=advice("straggler_caveat", "device" if on_device else ""),
+        caveat="Phases are times of the host, which on a device runs ahead of the work: what the device alone does "
+        "longer on one rank is not in them; traces of two ranks show it."
+        if on_device
+        else "On cores that the ranks share, a rank that waits leaves more of them to the others: less may be gained.",
         falsified_by=f"With the extra work of rank {late.rank} left out, the mean step of all ranks does not get "
         "shorter",
     )
@@ -193,18 +195,24 @@ _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "opti
 def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input: bool) -> tuple[str, str]:
     """(title, fix)."""
     rank, others = late.rank, len(ranks.ranks) - len(late.ranks)
+    slow = f"Rank {rank}" + (f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else "")
+    waits = "the other rank waits" if others == 1 else f"{others} other ranks wait"
+    amount = f"{late.cost_ms:.1f} ms longer a step than the others{at(*where)}"
+    if from_input:
+        shorten = f", and shorten the work{at_place(where[0])}" if where else ""
+        return (
+            f"{slow} loads its batches {amount}: {waits} for it",
+            f"Find what makes the input of rank {rank} slower: other files, another format or another storage than on "
+            "the other ranks. Give all ranks equal work to load, or load ahead of the step in worker processes"
+            f"{shorten}",
+        )
     phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
-    values = {
-        "rank": rank,
-        "slow": f"Rank {rank}" + (f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else ""),
-        "waits": "the other rank waits" if others == 1 else f"{others} other ranks wait",
-        "amount": f"{late.cost_ms:.1f} ms longer a step than the others{at(*where)}",
-        "inside": f", in {_PHASES[phase]}" if phase in _PHASES and not where else "",
-        "shorten": f", and shorten the work{at_place(where[0])}" if where else "",
-        "at": at(*where),
-    }
-    how = "input" if from_input else "work"
-    return said("rank_title", how, **values), said("rank_fix", how, **values)
+    inside = f", in {_PHASES[phase]}" if phase in _PHASES and not where else ""
+    return (
+        f"{slow} works {amount}{inside}: {waits} for it",
+        f"Take the work that rank {rank} alone does out of the step{at(*where)}: do it every N steps, share it among "
+        "the ranks, or move it to a thread or process beside the training",
+    )
 
 
 def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _Late) -> Interval | None:
@@ -365,7 +373,7 @@ def late_ranks(analysis: Analysis) -> Iterator[Claim]:
             caveat=f"The cause is known by {late.cause_source}."
             if late.cause != "unknown"
             else "What it was busy with was not recorded: record stacks and telemetry, and windows on all ranks.",
-            falsified_by=said("late_without", late.kind, cause=advice("late_cause", late.cause)),
+            falsified_by=_falsified(late),
         )
 
 
@@ -382,17 +390,63 @@ def _who(late: Straggler) -> str:
     return f"Rank{'s' if len(late.ranks) > 1 else ''} {ranks}{more}{host}"
 
 
+_DOES = {
+    "data": "waits for its data",
+    "python": "works in Python",
+    "gc": "collects garbage",
+    "compute": "computes",
+    "clock": "computes at a lower clock",
+    "memory": "waits for memory",
+    "other_processes": "shares its cores or device with other processes and works",
+    "sequence_length": "gets longer sequences and computes",
+    "stage": "computes",
+    "link": "transfers",
+    "unknown": "works",
+}
+_CAUSE = {
+    "data": "waiting for data",
+    "python": "work in Python",
+    "gc": "Python's garbage collections",
+    "compute": "slower computing",
+    "clock": "lower clocks",
+    "memory": "waiting for memory",
+    "other_processes": "other processes",
+    "checkpoint": "a checkpoint",
+    "sequence_length": "longer sequences",
+    "stage": "a heavier stage",
+    "link": "slower transfers",
+    "unknown": "an unknown cause",
+}
+
+
 def _title(late: Straggler) -> str:
-    several = len(late.ranks) > 1 and late.kind == "rank"
-    values = {
-        "who": _who(late),
-        "does": advice("late_do" if several else "late_does", late.cause),
-        "excess": f"{late.excess_ms:,.1f} ms",
-        "amount": f"{late.cost_ms:,.1f} ms a step",
-        "cause": advice("late_cause", late.cause),
-        "line": at(late.place),
-    }
-    return said("late_title", late.kind, **values)
+    amount, line = f"{late.cost_ms:,.1f} ms a step", at(late.place)
+    if late.kind == "rotating":
+        return f"Another rank is late in each step, by {_CAUSE[late.cause]}{line}: all wait {amount}"
+    if late.kind == "global":
+        return f"All ranks are slow together in some steps, by {_CAUSE[late.cause]}{line}: {amount} in the mean"
+    if late.kind == "stage":
+        return f"{_who(late)} has more work than the others{line}: they wait {amount} for it"
+    does = _DOES.get(late.cause, _DOES["unknown"])
+    if len(late.ranks) > 1 and late.kind == "rank":
+        does = " ".join(_PLURAL.get(word, word) for word in does.split(" "))
+    return f"{_who(late)} {does} {late.excess_ms:,.1f} ms longer a step than its peers{line}: all wait {amount} for it"
+
+
+_PLURAL = {
+    "waits": "wait", "its": "their", "works": "work", "collects": "collect", "computes": "compute",
+    "shares": "share", "gets": "get", "transfers": "transfer",
+}  # fmt: skip
+
+
+def _falsified(late: Straggler) -> str:
+    if late.kind == "stage":
+        return "With layers moved from that stage to the others, the mean step does not get shorter"
+    if late.kind in ("rotating", "global"):
+        return f"Without {_CAUSE[late.cause]}, the mean step does not get shorter"
+    if late.kind in ("host", "link"):
+        return "With another host in its place, the mean step does not get shorter"
+    return "With that work left out, or the rank on another device, the mean step does not get shorter"
 
 
 LEARN_RECORDER = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
@@ -402,6 +456,14 @@ HANG = Need(
     lambda a: a.hang if a.hang is not None and a.hang.causes else None,
     quiet=True,
 )
+_HEADS = {
+    MISSING: "{who} did not come to a call that others wait in",
+    MISMATCH: "{who} made another call than the others",
+    CROSSED: "Groups are entered in different orders and wait for each other",
+    NO_DUMP: "Ranks wait for others of which there is no dump",
+    ENDED: "{who} ended while others wait",
+    STUCK: "A call that all ranks made alike had not ended",
+}
 
 
 @risk_rule("communication.hang", HANG)
@@ -415,7 +477,7 @@ def hang(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
         names = ", ".join(map(str, cause.ranks[:NAMED])) + (" …" if len(cause.ranks) > NAMED else "")
         sure = "low" if cause.kind in (STUCK, NO_DUMP) or cause.call is None else "high"
         doubts = ("medium",) if verdict.disagreements or (verdict.absent and cause.kind != MISMATCH) else ()
-        head = said("hang_head", cause.kind, who=f"Rank{'s' if len(cause.ranks) > 1 else ''} {names}")
+        head = _HEADS[cause.kind].format(who=f"Rank{'s' if len(cause.ranks) > 1 else ''} {names}")
         waiting = call.waiting if call is not None else None
         yield hang.risk(
             f"{cause.kind} {cause.call} {names}",

@@ -63,12 +63,8 @@ class KindOfCopy(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line.
+    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line."""
 
-    `order` is that in which rules stand in `docs/findings.md` and abstain; others follow, as in their files.
-    """
-
-    order: tuple[str, ...]
     words: dict[str, dict[str, str]]
     copies: tuple[KindOfCopy, ...]
 
@@ -80,11 +76,6 @@ def advice(of: str, key: str, other: str = "") -> str:
     """What `advice.json` has of a key, else `other`, else what it has of none."""
     words = ADVICE.words[of]
     return words.get(key) or other or words.get("", "")
-
-
-def said(of: str, key: str, **values: object) -> str:
-    """The same with values in the place of their names."""
-    return advice(of, key).format(**values)
 
 
 STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of

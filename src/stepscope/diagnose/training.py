@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from stepscope.diagnose.rule import Fact, Need, Thresholds, advice, at, figure, figures, risk_rule
+from stepscope.diagnose.rule import Fact, Need, Thresholds, at, figure, figures, risk_rule
 from stepscope.model import Analysis, Evidence, Finding, Risk
 from stepscope.model.metrics import Accumulation, MetricFacts, Watched
 
@@ -51,11 +51,20 @@ def not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Ris
     if found is None or found.stage == "logged":
         return
     lasting = found.losses_lost > TRAINING.losses
-    where = advice("not_finite", found.stage)
+    where = {
+        "forward": "the forward pass: a division by zero, the logarithm of zero, an overflow in half precision, a "
+        "batch with such values",
+        "backward": "the backward pass: the square root or norm of zero, an overflow in half precision",
+    }.get(found.stage, "the scaler")
     since = f" from step {found.step} on" if lasting else f" in step {found.step}"
     since = since if found.step is not None else ""
     framework = analysis.run.framework
-    hidden = advice("not_finite_hidden", framework.package if framework is not None else "")
+    hidden = ""
+    if framework is not None and framework.package == "transformers":
+        hidden = (
+            " The Trainer's own log shows the mean of other losses in its place (logging_nan_inf_filter, which also "
+            "reads the loss back in every pass)."
+        )
     origin = found.origin if found.origin is not None and found.origin.where is not None else None
     seen = None if origin is None else f"{origin.sentence}{at(origin.place)}"
     doubt = "" if found.sure else " No norm was taken: the backward pass of the step before may have made it."

@@ -26,10 +26,8 @@ from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Runner, StepsSeen, Stopped
 from stepscope.model.comparison import Candidate, Experiment, Protocol
 from stepscope.model.counted import things
-from stepscope.record.host.processes import read_stat
 from stepscope.schema import Knob
 
-BUDGET = "the budget of {:g} min is used up"
 INTERRUPTED = "it was interrupted by {}"
 # A candidate may compile for minutes where the baseline does not; what takes longer than this is taken to hang.
 HANG_FACTOR, HANG_LEAST_S = 5.0, 300.0
@@ -198,11 +196,9 @@ class Engine:
         return made
 
     def _out_of_time(self, plan: Plan, slot: Slot) -> str | None:
-        """Why `slot` is not started: it would not end within the budget."""
-        budget = self.request.budget_s
         own = [run.wall_s for run in self._state.made if run.slot.label == slot.label]
-        ends_s = self.clock() - self._began + max(own[-3:], default=self._usual_s(plan))
-        return BUDGET.format(budget / 60) if budget is not None and ends_s > budget else None
+        takes_s = max(own[-3:], default=self._usual_s(plan))
+        return out_of_time(self.request.budget_s, self.clock() - self._began + takes_s)
 
     def _usual_s(self, plan: Plan) -> float:
         """What a run takes, by the latest ones."""
@@ -220,11 +216,16 @@ class Engine:
         if self._state.bad_lines:
             self.listener.note(f"{things(self._state.bad_lines, 'line')} of the journal could not be read")
         for name, pid, ticks in self._state.open:
-            stat = read_stat(pid) if pid is not None else None
-            if pid is not None and stat is not None and ticks is not None and stat.start_ticks == ticks:
-                runner.end(pid)
+            runner.end_left(pid, ticks)
             runner.discard(self.folder / folder.RUNS / name)
             self._journal.add("dropped", folder=name)
+
+
+def out_of_time(budget_s: float | None, ends_s: float) -> str | None:
+    """Why a run is not started: it would not end within the budget."""
+    if budget_s is None or ends_s <= budget_s:
+        return None
+    return f"the budget of {budget_s / 60:g} min is used up"
 
 
 def _protocol(request: Request, warmup: int, steps: int, base: Sequence[Knob]) -> Protocol:

@@ -285,6 +285,13 @@ def end(pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         process.wait()
 
 
+def end_left(pid: object, start_ticks: object) -> None:
+    """End what an earlier session left running, unless another process has its number by now."""
+    stat = read_stat(pid) if isinstance(pid, int) and pid > 0 else None
+    if isinstance(pid, int) and stat is not None and start_ticks is not None and stat.start_ticks == start_ticks:
+        end(pid)
+
+
 def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -105,12 +105,9 @@ def safe(text: str, limit: int = MAX_NAME_CHARS) -> str:
     """`text` as viewers can show it: at most `limit` characters, controls spelled out."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
-    return clean(_UNSAFE.sub(_visible, text))
-
-
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return clean(
+        _UNSAFE.sub(lambda one: f"\\x{ord(one[0]):02x}" if ord(one[0]) < 256 else f"\\u{ord(one[0]):04x}", text)
+    )
 
 
 def encoded(

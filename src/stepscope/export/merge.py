@@ -32,7 +32,7 @@ from stepscope.export.entry import (
     safe_value,
 )
 from stepscope.export.selection import FOREVER_NS, Cut, Window, select
-from stepscope.export.survey import Progress, Rank, Source, clock_offset_ns, find, survey
+from stepscope.export.survey import Labels, Progress, Rank, Source, clock_offset_ns, find, survey
 
 _ONE_RANK_ONLY = frozenset(("distributedInfo",))
 _MAX_CACHED = 50_000  # names and categories as JSON
@@ -78,10 +78,6 @@ def export(
     start_ns = min(source.zero_ns + source.first_ns for source in traces)
     kept = traces if cut.whole else _cut(traces, cut, start_ns, problems, next_pass)
     ranks = list({id(source.rank): source.rank for source in kept}.values())
-    for source in kept:
-        source.rank.tracks |= source.tracks
-        source.rank.processes |= source.processes
-        source.rank.labels.update(source.labels)
     with _replacing(out, force=force) as sink:
         sink.write(_head(kept, start_ns, moves, several=len(ranks) > 1))
         separator = b"\n"
@@ -193,18 +189,21 @@ def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Call
     numbers: dict[int, dict[Track, tuple[int, int]]] = {}
     start = BLOCK
     for rank in ranks:
-        processes = distinct(rank.processes)
+        own = [source for source in kept if source.rank is rank]
+        labels = {key: value for source in own for key, value in source.labels.items()}
+        pids = {pid for source in own for pid in source.processes}
+        processes = distinct(pids)
         if len(ranks) > 1:
 
-            def order(pid: bytes, rank: Rank = rank) -> tuple[int, int, bytes]:
-                index, value = rank.labels.get(("process_sort_index", pid, b"")), integer(pid)
+            def order(pid: bytes, labels: Labels = labels) -> tuple[int, int, bytes]:
+                index, value = labels.get(("process_sort_index", pid, b"")), integer(pid)
                 return (index if isinstance(index, int) else LARGEST, LARGEST if value is None else value, pid)
 
-            ordered = sorted(rank.processes, key=order)
+            ordered = sorted(pids, key=order)
             processes = {pid: start + index for index, pid in enumerate(ordered)}
             start += -(-max(1, len(ordered)) // BLOCK) * BLOCK
         threads: dict[bytes, list[bytes]] = defaultdict(list)
-        for pid, tid in rank.tracks:
+        for pid, tid in {track for source in own for track in source.tracks}:
             threads[pid].append(tid)
         places = {
             (pid, tid): (processes[pid], number)
@@ -212,7 +211,7 @@ def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Call
             for tid, number in distinct(tids).items()
         }
         numbers[id(rank)] = dict(sorted(places.items(), key=lambda item: item[1]))
-        yield from _names(rank, numbers[id(rank)], several=len(ranks) > 1)
+        yield from _names(rank, labels, numbers[id(rank)], several=len(ranks) > 1)
     text = lru_cache(_MAX_CACHED)(as_json)
     for number, source in enumerate(kept):
         ids, places, stays = Ids(number, len(kept)), numbers[id(source.rank)], source.kept
@@ -279,13 +278,13 @@ def distinct(texts: Iterable[bytes]) -> dict[bytes, int]:
     return {text: value for value, text in own.items()} | dict(zip(invented, free, strict=False))
 
 
-def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
+def _names(rank: Rank, labels: Labels, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
     told = None
     for (pid, tid), (process, thread) in places.items():
         if process != told:
             told = process
             kinds = ("process_name", "process_labels", "process_sort_index")
-            name, label, order = (rank.labels.get((kind, pid, b"")) for kind in kinds)
+            name, label, order = (labels.get((kind, pid, b"")) for kind in kinds)
             if several:
                 own = f"{name or 'process'} {word(pid)}"
                 name = f"{label} ({own})" if label else own
@@ -295,11 +294,11 @@ def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -
             yield from _label("process_name", process, 0, "name", name)
             yield from _label("process_labels", process, 0, "labels", label)
             yield from _label("process_sort_index", process, 0, "sort_index", order)
-        title = rank.labels.get(("thread_name", pid, tid))
+        title = labels.get(("thread_name", pid, tid))
         if title is None and integer(tid) != thread:
             title = word(tid)
         yield from _label("thread_name", process, thread, "name", title)
-        index = rank.labels.get(("thread_sort_index", pid, tid))
+        index = labels.get(("thread_sort_index", pid, tid))
         yield from _label("thread_sort_index", process, thread, "sort_index", index)
 
 

@@ -149,14 +149,16 @@ class Collectives(Struct):
 
 
 def _bytes(told: _CollectiveArguments) -> int:
-    """The larger of what a member sends and receives; -1: unknown."""
     known = words.type_of(told.dtype) if isinstance(told.dtype, str) else None
     counts = [count for count in (told.sent, told.received) if type(count) is int and 0 <= count <= words.MAX_ELEMENTS]
     return max(counts) * known[1] if known is not None and counts else -1
 
 
+Labels = dict[tuple[str, bytes, bytes], str | int]  # (kind, pid, tid) -> value
+
+
 class Rank(Struct):
-    """A rank of the export, and what the sources of it that stay (several windows, or spans) say of its tracks.
+    """A rank of the export, of which there may be several sources: windows, or spans.
 
     `steps` are its journal's, number -> start and end on the journal's clock, or nothing without one. `optimizer_ends`
     are the ends of those of them that an optimizer's step ended while a trace was recorded.
@@ -167,9 +169,6 @@ class Rank(Struct):
     host: str | None  # the machine; None where nothing tells it
     steps: dict[int, tuple[int, int]]
     optimizer_ends: tuple[int, ...]
-    tracks: set[Track] = field(default_factory=set)  # in the export
-    processes: set[bytes] = field(default_factory=set)  # in the sources: all have numbers, the same in every cut
-    labels: dict[tuple[str, bytes, bytes], str | int] = field(default_factory=dict)
 
 
 class Source(Struct):
@@ -192,7 +191,7 @@ class Source(Struct):
     categories: set[str] = field(default_factory=set)
     tracks: set[Track] = field(default_factory=set)  # of what stays
     processes: set[bytes] = field(default_factory=set)  # of all tracks
-    labels: dict[tuple[str, bytes, bytes], str | int] = field(default_factory=dict)  # (kind, pid, tid) -> value
+    labels: Labels = field(default_factory=dict)
     launches: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))  # start, id
     kept: bytearray | None = None  # of a cut: 1 for each entry that stays
     collectives: Collectives | None = None  # where clocks are compared

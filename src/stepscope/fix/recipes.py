@@ -10,11 +10,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import libcst as cst
-import msgspec
 from msgspec import Struct
 
 from stepscope.diagnose.in_script import LOADER, edit_of
@@ -26,6 +24,14 @@ from stepscope.model.findings import Try
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 REMOVABLE = ("gc.collect", "torch.cuda.empty_cache", "torch.cuda.synchronize", "torch.mps.empty_cache")
+# knob -> (full name of the call, its argument) that sets it for the process
+SETTINGS = {
+    "torch.num_threads": "set_num_threads",
+    "torch.num_interop_threads": "set_num_interop_threads",
+    "matmul_precision": "set_float32_matmul_precision",
+    "cuda.linalg_library": "backends.cuda.preferred_linalg_library",
+}
+ASSIGNED = {"cudnn.benchmark": "backends.cudnn.benchmark", "cudnn.allow_tf32": "backends.cudnn.allow_tf32"}
 
 # Rules whose finding itself says that every N steps will do: the result is written, saved or looked at.
 RARER = ("io.blocking_in_step", "host.evaluation_in_step", "host.model_copied_in_step", "host.logging")
@@ -33,18 +39,31 @@ RARER = ("io.blocking_in_step", "host.evaluation_in_step", "host.model_copied_in
 MAYBE_RARER = ("host.python_on_critical_path", "sync.host_waits")
 NOTHING_THERE = "the lines of the finding hold no call that could just be left out"
 
+MEANS = {
+    "loader.num_workers": "where workers are not forked (Python 3.14 on), the script has to train under "
+    "`if __name__ == '__main__':`",
+    "amp.dtype": "forward pass and loss are computed in the shorter type: compare the losses",
+    "optimizer.fused": "results differ in the last digits",
+    "compile": "the first steps take longer, and results differ in the last digits",
+    "matmul_precision": "products of matrices are computed in fewer digits: compare the losses",
+    "cudnn.allow_tf32": "convolutions are computed in fewer digits: compare the losses",
+}
 
-class Tables(Struct, frozen=True):
-    """By knob what torch's call or attribute is that sets it for the process, and what it means to have set it; by rule
-    what a person has to decide."""
-
-    settings: dict[str, str]
-    assigned: dict[str, str]
-    means: dict[str, str]
-    decide: dict[str, str]
-
-
-TABLES = msgspec.json.decode((resources.files(__package__) / "recipes.json").read_bytes(), type=Tables)
+DECIDE = {
+    "host.per_item_loop": "which operators on whole tensors do what the loop does item by item",
+    "host.python_on_critical_path": "whether every step needs this work, and what may take its place",
+    "host.step_drift": "what grows from step to step, and how much of it has to be kept",
+    "host.model_copied_in_step": "how old the copy may be, and with which decay an average then goes on",
+    "sync.host_waits": "whether every step needs the value, or the decision that is made by it",
+    "system.children_hold_cores": "when and where the work of the other processes is done",
+    "system.other_processes": "who else may use this machine",
+    "communication.straggler": "how the work of the ranks is made equal",
+    "communication.unbalanced_work": "how the work of the ranks is made equal",
+    "communication.many_small_collectives": "in which buffer small tensors are exchanged together",
+    "compute.small_batch": "which batch size the training may have: convergence and memory depend on it",
+    "compute.recompute": "what may stay in memory in place of being computed again",
+    "compute.double_precision": "which tensors may be float32",
+}
 
 
 class Recipe(Struct):
@@ -92,7 +111,7 @@ class Recipe(Struct):
         self.notes.clear()
 
     def decide(self) -> str:
-        told = TABLES.decide.get(self.finding.rule)
+        told = DECIDE.get(self.finding.rule)
         if told is None:
             return "no edit of a line follows from this finding; its fix says what to look at"
         return f"a person has to decide {told}"
@@ -153,7 +172,7 @@ class Recipe(Struct):
             changed = self._in_settings(edit.argument(one.value), edit.call or "")
         elif one.knob.startswith(LOADER):
             changed = self._in_loader(edit.argument(one.value))
-        elif one.knob in TABLES.settings or one.knob in TABLES.assigned:
+        elif one.knob in SETTINGS or one.knob in ASSIGNED:
             changed = self._setting(one)
         else:
             recipe = _KNOBS.get(one.knob)
@@ -161,8 +180,8 @@ class Recipe(Struct):
                 raise NotMechanical(f"it is no edit of a line: {edit.text(one.value)}")
             changed = recipe(self, one.value)
         self.knobs.append(one)
-        if changed and one.knob in TABLES.means:
-            self.notes.append(TABLES.means[one.knob])
+        if changed and one.knob in MEANS:
+            self.notes.append(MEANS[one.knob])
         return changed
 
     def _in_settings(self, arguments: str, name: str) -> bool:
@@ -211,10 +230,10 @@ class Recipe(Struct):
 
     def _setting(self, one: Try) -> bool:
         literal = repr(one.value) if not re.fullmatch(r"\d+|true|false", one.value) else one.value.capitalize()
-        word = (TABLES.settings.get(one.knob) or TABLES.assigned[one.knob]).rsplit(".", 1)[-1]
+        word = (SETTINGS.get(one.knob) or ASSIGNED[one.knob]).rsplit(".", 1)[-1]
         trees = self._trees(word.encode())
-        if one.knob in TABLES.settings:
-            full = f"torch.{TABLES.settings[one.knob]}"
+        if one.knob in SETTINGS:
+            full = f"torch.{SETTINGS[one.knob]}"
             called = word
             found = [(tree, call) for tree in trees for call in tree.calls(full)]
             where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
@@ -228,8 +247,8 @@ class Recipe(Struct):
                     raise NotMechanical(f"{called} at line {tree.line(call)} is not given one value")
                 was = [site.arguments.get("argument_0") for site in self.analysis.sites if site.what == called]
                 return tree.set_value(call.args[0].value, literal, called, _same(was[0] if was else None))
-            return _insert(trees[0], f"{{torch}}.{TABLES.settings[one.knob]}({literal})")
-        name = f"torch.{TABLES.assigned[one.knob]}"
+            return _insert(trees[0], f"{{torch}}.{SETTINGS[one.knob]}({literal})")
+        name = f"torch.{ASSIGNED[one.knob]}"
         targets = [
             (tree, held)
             for tree in trees
@@ -240,7 +259,7 @@ class Recipe(Struct):
             raise NotMechanical(f"{name} is set at several places: choose which of them holds")
         if targets:
             return targets[0][0].set_value(targets[0][1].value, literal, name)
-        return _insert(trees[0], f"{{torch}}.{TABLES.assigned[one.knob]} = {literal}")
+        return _insert(trees[0], f"{{torch}}.{ASSIGNED[one.knob]} = {literal}")
 
     def _optimizer(self, argument: str, other: str) -> bool:
         spots = {(s.place.file, s.place.line) for s in self.analysis.sites if s.place is not None}

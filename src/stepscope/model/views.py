@@ -6,21 +6,61 @@ Times are integer nanoseconds; a figure that a trace does not give is None.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryView
 from stepscope.model.trace import GpuProperties, SpanRef
 
-# Parts of a step, and what is in each: by the TensorBoard plugin; ours, of a trace with device work: that work by kind,
-# each without what the ones before it cover, then what the host did while the devices were idle; ours, of a trace
-# without: what the host did, each without what the ones before it cover.
-_PARTS = msgspec.json.decode(Path(__file__).with_name("parts.json").read_bytes(), type=dict[str, dict[str, str]])
-PLUGIN_PARTS, DEVICE_PARTS, IDLE_PARTS, HOST_PARTS = (_PARTS[of] for of in ("plugin", "device", "idle", "host"))
+# Parts of a step by the TensorBoard plugin, and what is in each.
+PLUGIN_PARTS = {
+    "Kernel": "kernels, those of collectives left out",
+    "Memcpy": "copies",
+    "Memset": "fills",
+    "Communication": "kernels of collectives, and host ranges of their backends (nccl:, gloo: …)",
+    "Runtime": "calls of the device's runtime or driver",
+    "DataLoader": "the loader's __next__",
+    "CPU Exec": "operators of any thread",
+    "Other": "nothing of these",
+}
+# Ours, of a trace with device work: that work by kind, each without what the ones before it cover, then what the host
+# did while the devices were idle.
+DEVICE_PARTS = {
+    "compute": "kernels, those of collectives left out, and fills, on any device",
+    "exposed_communication": "kernels of collectives that no compute covers",
+    "exposed_copies": "copies that neither compute nor communication covers",
+}
+IDLE_PARTS = {
+    "idle_data": "no device works and the training thread is in the loader's __next__",
+    "idle_sync": "no device works and it waits for one: *Synchronize, a blocking copy, .item()",
+    "idle_compile": "no device works and it compiles (dynamo, inductor, Triton, TorchScript, extensions) "
+    "or loads device code",
+    "idle_allocator": "no device works and it is in cudaMalloc, cudaFree or their kin; "
+    "PyTorch's own cache is not meant",
+    "idle_launch": "no device works and it is in another call of the runtime or driver, launches above all",
+    "idle_io": "no device works and it reads or writes files",
+    "idle_python": "no device works and it runs Python only; needs with_stack, else this is in idle_unknown",
+    "idle_operators": "no device works and it is inside an operator, outside all of the above",
+    "idle_unknown": "no device works and nothing of the training thread was recorded",
+}
+# Ours, of a trace without: what the host did, each without what the ones before it cover.
+HOST_PARTS = {
+    "host_data": "the loader's __next__; of a trace without device work, as all that follow",
+    "host_compile": "compiling",
+    "host_convolution": "convolutions, forward and backward, with all below them",
+    "host_matmul": "matrix products, likewise",
+    "host_attention": "attention, likewise",
+    "host_normalization": "normalization, likewise",
+    "host_optimizer": "operators in the optimizer's step, and fused or foreach ones",
+    "host_copies": "copies and conversions",
+    "host_operators": "other operators",
+    "host_communication": "collectives of any thread while the training thread runs no operator",
+    "host_io": "files",
+    "host_python": "Python only; needs with_stack",
+    "host_unknown": "nothing recorded",
+}
 PARTS = {**DEVICE_PARTS, **IDLE_PARTS, **HOST_PARTS}
 DEVICE, HOST = "device", "host"
 

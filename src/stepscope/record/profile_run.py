@@ -192,7 +192,6 @@ class Exports:
 
 
 def _copy(source: str, target: str) -> None:
-    """A trace to another name, packed or unpacked as the names say."""
     with ExitStack() as stack:
         read: Any = gzip.open if source.endswith(".gz") else open
         write: Any = gzip.open if os.fspath(target).endswith(".gz") else open
@@ -223,7 +222,6 @@ def claim_folder(out: str | None) -> tuple[str, str]:
 
 
 def _parent_start() -> float | None:
-    """When the launcher of this rank started, seconds since the epoch: the same for all its ranks."""
     try:
         with open(f"/proc/{os.getppid()}/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -271,7 +269,6 @@ def _manifest(name: str | None, offset_ns: int, sampled: str | None) -> dict[str
 
 
 def _user_roots(script: str | None) -> list[str]:
-    """The folder of the script, the working directory and its git root, each once."""
     folder = os.getcwd()
     roots = {folder, os.path.dirname(script)} if script else {folder}
     while folder != os.path.dirname(folder) and not os.path.exists(os.path.join(folder, ".git")):

@@ -66,7 +66,11 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     exchange = exchange_phases(context, sites.facts(tables))
     devices = telemetry.devices(tables.ranks)
     steps, too_long = _steps(context, raw, _of_traces("step_sums", traces))
-    collectives = _collectives(_of_traces("collectives", traces))
+    # what two traces of a rank both hold is there once
+    key = ("rank", "step", "group", "kind", "sequence", "start_ns", "end_ns")
+    order = ("step", "rank", "start_ns", "end_ns", "kind", "group")
+    collectives = _of_traces("collectives", traces).unique(key, keep="first", maintain_order=True)
+    collectives = collectives.sort(order, nulls_last=True, maintain_order=True)
     clocks = [
         (numbers[process], rows.start_ns, -rows.offset_ns) for process, rows in traces if rows.start_ns is not None
     ]
@@ -202,16 +206,7 @@ def _steps(context: Context, raw: RawRun, sums: pl.DataFrame) -> tuple[pl.DataFr
     return whole.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["steps"].items()), too_long
 
 
-def _collectives(found: pl.DataFrame) -> pl.DataFrame:
-    """Those of all traces; what two traces of a rank both hold is there once."""
-    key = ("rank", "step", "group", "kind", "sequence", "start_ns", "end_ns")
-    return found.unique(key, keep="first", maintain_order=True).sort(
-        "step", "rank", "start_ns", "end_ns", "kind", "group", nulls_last=True, maintain_order=True
-    )
-
-
 def _work(found: pl.DataFrame, tables: Tables, steps: pl.DataFrame) -> pl.DataFrame:
-    """Pieces of work of traces, and the collections in steps of windows."""
     windows = steps.filter(pl.col("label") == LABELS.index("window")).select("rank", pl.col("step").cast(pl.Int64))
     gc = tables.journal.filter((pl.col("kind") == "gc") & (pl.col("duration_ns") > 0))
     gc = gc.join(windows, on=["rank", "step"], how="semi").select(

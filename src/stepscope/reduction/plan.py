@@ -98,7 +98,11 @@ def _recorded(run: Path, names: list[str], wanted: tuple[str, ...]) -> list[Host
     for host in sorted(chosen - set(machines.values())):
         there = ", ".join(sorted(set(machines.values()))[:8])
         raise UsageError(f"--host {host}: recorded nothing of {run}; there are {there}")
-    claims = {launcher: _claims(run / launcher) for launcher in machines if machines[launcher] in chosen}
+    claims: dict[str, set[str]] = {}
+    for launcher in machines:
+        if machines[launcher] in chosen:
+            rows = streams.read_rows(run / launcher / "agents.jsonl", Losses(), launcher)
+            claims[launcher] = {row["folder"] for row in rows if isinstance(row.get("folder"), str)}
     ranks = {name for name in names if name.startswith("rank-")}
     unclaimed = ranks.difference(*claims.values())
     alone = len(set(machines.values())) == 1
@@ -115,11 +119,6 @@ def _recorded(run: Path, names: list[str], wanted: tuple[str, ...]) -> list[Host
     return [_plan_of(run, host, machines, sorted(set(by_host[host])), ranks) for host in sorted(chosen)]
 
 
-def _claims(launcher: Path) -> set[str]:
-    rows = streams.read_rows(launcher / "agents.jsonl", Losses(), launcher.name)
-    return {row["folder"] for row in rows if isinstance(row.get("folder"), str)}
-
-
 def _plan_of(run: Path, host: str, machines: dict[str, str], mine: list[str], ranks: set[str]) -> HostPlan:
     launchers = tuple(sorted(name for name, machine in machines.items() if machine == host))
     kept, left_out = [], []
@@ -134,7 +133,8 @@ def _plan_of(run: Path, host: str, machines: dict[str, str], mine: list[str], ra
             kept.append(name)
         else:
             left_out.append(f"{name}: {longest} is the longer part of the same rank, which was started again")
-    files = [file for name in (*launchers, *kept) for file in _files(run / name)]
+    there = (path for name in (*launchers, *kept) for path in sorted((run / name).iterdir()))
+    files = [path for path in there if path.is_file() and not path.is_symlink()]
     return HostPlan(host, str(run), True, launchers, tuple(kept), _source(run, files), tuple(left_out))
 
 
@@ -183,12 +183,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-
-
 def _source(run: Path, files: Iterable[Path]) -> str:
-    """A digest of names, sizes and times of the files, and of what is made of them."""
     digest = hashlib.sha256(f"{REDUCED_SCHEMA} {LAYOUT} {__version__}".encode())
     for file in files:
         known = file.stat()

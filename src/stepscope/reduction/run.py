@@ -142,7 +142,6 @@ def _unchanged(plan: HostPlan, target: Path) -> Index | None:
 def _reduced(
     todo: Sequence[HostPlan], out: Path, parts: Path, workers: Workers, tell: Tell | None
 ) -> tuple[dict[str, Made], int]:
-    """What became of each host, and how many tasks were done again."""
     traces = {
         plan.host: [
             TraceTask(plan.run, plan.host, plan.recorded, trace, str(parts / f"{number}-{place}"))

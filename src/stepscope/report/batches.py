@@ -69,7 +69,6 @@ def _headline(alarm: Alarm, shorten: Shortener) -> str:
 
 
 def _origin(alarm: Alarm, shorten: Shortener) -> Iterator[str]:
-    """Where the value was made, for one that is not finite."""
     if alarm.origin is not None:
         place = alarm.origin.place
         yield plain(alarm.origin.sentence) + (f", {shorten(place.file, place.line)}" if place is not None else "")

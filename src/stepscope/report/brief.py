@@ -80,7 +80,6 @@ def answer(head: Row, key: str, rows: Sequence[Any], page: Page, more: str = AGA
 
 
 def _left_out(key: str, total: int, offset: int, shown: int, more: str) -> Row:
-    """What an answer says of the rows that are not in it; nothing where all are."""
     after = total - offset - shown
     if after <= 0 and not offset:
         return {}

@@ -21,16 +21,6 @@ MAX_VALUE = 40  # characters of such a value
 MAX_OPERATORS = 6  # named in one sentence
 RULES = ("compile.", "transfer.", "sync.")  # beginnings of the names of rules that can tell a cause
 
-# kind of a cause: one, several
-COUNTED = {
-    "compile": ("compile", "compiles"),
-    "recompile": ("recompile", "recompiles"),
-    "limit_hit": ("limit hit", "limit hits"),
-    "failure": ("failed compile", "failed compiles"),
-    "graph_break": ("graph break", "graph breaks"),
-    "fallback": ("call", "calls"),
-    "transfer": ("transfer", "transfers"),
-}
 NAMED = ("limit_hit", "failure", "graph_break")  # kinds that the words of a cause begin with
 CAUSES = {cause: said.shown for cause, said in CAUSE_WORDS.items()}  # why, where nothing says what changed
 
@@ -46,10 +36,9 @@ def warns(report: Report) -> bool:
     return bool(view and view["warnings"])
 
 
-def counted(number: int | None, kind: str) -> str:
+def counted(number: int, kind: str) -> str:
     """ "1 recompile", "12 recompiles"."""
-    one, several = COUNTED.get(kind, (kind, kind))
-    return f"{words.count(number)} {one if number == 1 else several}"
+    return things(number, words.COMPILER_EVENTS.get(kind, kind))
 
 
 def backend(facts: Row) -> str:

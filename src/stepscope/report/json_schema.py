@@ -87,7 +87,6 @@ def _as_written(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _or_null(kind: Any) -> Any:
-    """A schema in which each number may be null."""
     if isinstance(kind, list):
         return [_or_null(each) for each in kind]
     if not isinstance(kind, dict):

@@ -54,7 +54,6 @@ def members(report: Report, count: int) -> list[Row]:
 
 
 def _below(row: Row, rows: dict[str, Row]) -> Iterator[str]:
-    """Ids of what a finding explains, level by level."""
     seen, level = {row["id"]}, _explains(row, rows)
     while level:
         new = [name for name in dict.fromkeys(level) if name not in seen]
@@ -123,7 +122,9 @@ def many_ranks(report: Report) -> list[str]:
     hosts = words.things(read["hosts"], "host")
     said = [f"{verdict['ranks']:,}{of} ranks judged by the reduced tables of {hosts}: {verdict['reason']}"]
     if read["absent"]:
-        named = _cut(read["absent_ranks"])
+        named = read["absent_ranks"]
+        if len(named) > MOST_RANGES:
+            named = f"{named[:MOST_RANGES].rpartition(', ')[0]} …"
         said.append(f"Of {words.things(read['absent'], 'rank')} nothing that can be read is here: {named}")
     elif read["absent"] is None:
         said.append("How many ranks there should be is not known, so none can be called missing")
@@ -138,10 +139,6 @@ def looked_at(read: Mapping[str, Any]) -> str:
         plural = "s" * (len(read["by_steps"]) > 1)
         parts.append(f"rank{plural} {by_steps}, of which only the reduced steps are here")
     return "; and of ".join(parts)
-
-
-def _cut(ranges: str) -> str:
-    return ranges if len(ranges) <= MOST_RANGES else f"{ranges[:MOST_RANGES].rpartition(', ')[0]} …"
 
 
 HANG_NOTES = 4

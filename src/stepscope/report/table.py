@@ -74,7 +74,6 @@ SHOWN = {
     name: Shown(one.title, headed(one.columns.replace("{parts}", _PARTS)), one.sort, one.notes, one.define, one.quiet)
     for name, one in _TABLES.shown.items()
 }
-USE = SHOWN["gpus"].notes[0]  # what to know of a GPU's use
 SHOWN["steps"] = msgspec.structs.replace(SHOWN["steps"], quiet=tuple(key for _, key in headed(_PARTS)))
 
 
@@ -258,7 +257,6 @@ def _sort_key(table: str, wanted: str, keys: tuple[str, ...]) -> str | None:
 
 
 def _ordered(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    """Largest first, missing last; texts in their own order."""
     there = [row for row in rows if row.get(by) is not None]
     missing = [row for row in rows if row.get(by) is None]
     if there and isinstance(there[0][by], str):

@@ -29,6 +29,11 @@ SIGNALS = _WORDS["signals"]  # what cut the steps
 PARTS = _WORDS["parts"]  # of a profiled step
 WAIT_PARTS = _WORDS["wait_parts"]  # kinds of parts of a wait; where a line is known, it follows
 STAGES = _WORDS["stages"]
+STEP_REASONS = _WORDS["step_reasons"]  # why a step counts, or does not
+STEP_EVENTS = _WORDS["step_events"]  # what happened in a step
+ROLES = _WORDS["roles"]  # of processes
+FRAME_KINDS = _WORDS["frame_kinds"]
+COMPILER_EVENTS = _WORDS["compiler_events"]  # one of what compilers did
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -122,6 +127,11 @@ def count(value: int | float | None) -> str:
 def term(name: Any) -> str:
     """An identifier as words: data_wait → data wait."""
     return plain(str(name).replace("_", " "))
+
+
+def part(name: Any) -> str:
+    """A part of a profiled step, or a phase, in words."""
+    return PARTS.get(name, term(name))
 
 
 def signal(name: Any) -> str:

@@ -126,6 +126,5 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what an error says, with its kind."""
     first = next(iter(str(error).strip().splitlines()), "")
     return one_line(f"{type(error).__name__}: {first}" if first else type(error).__name__, 300).rstrip(".;")

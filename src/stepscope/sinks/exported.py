@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -49,16 +48,15 @@ class Exported:
 
     def __init__(self, run: api.Run, *, source: bool = True) -> None:
         self._run, self._source = run, source
-        self.name = run.folder.name
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self._run.folder
+        self.folder, self.name = run.folder, run.folder.name
 
     @property
     def tables(self) -> Tables:
         return self._run.tables
+
+    @property
+    def status(self) -> int | None:
+        return self.tables.run.exit_status
 
     @cached_property
     def identity(self) -> str:
@@ -94,10 +92,6 @@ class Exported:
     def has_begun(self) -> bool:
         """Whether all processes train that are to: until then telemetry has other names, or is no process's yet."""
         return not self.tables.steps.is_empty() and len(self.tables.ranks) >= (self.tables.run.world_size or 1)
-
-    @property
-    def status(self) -> int | None:
-        return self.tables.run.exit_status
 
     @cached_property
     def rows(self) -> pl.DataFrame:
@@ -205,6 +199,8 @@ class Exported:
         first: Mapping[str, Any] = next(iter(self.tables.manifests), {})
         given = first.get("options")
         options: Mapping[str, Any] = given if isinstance(given, dict) else {}
+        told = options.get("knobs")
+        knobs = told if isinstance(told, list) else []
         hardware = run.get("hardware") or {}
         gpus = hardware.get("gpus")
         git = run.get("git") or {}
@@ -215,7 +211,7 @@ class Exported:
             "started": _moment(self.started_ns),
             "ended": None if self.goes_on else _moment(self.ended_ns),
             "command": one_line(shlex.join(map(str, run.get("command") or ())), MAX_COMMAND),
-            "knobs": _pairs(options.get("knobs")),
+            "knobs": {str(pair[0]): str(pair[1]) for pair in knobs if isinstance(pair, list) and len(pair) == 2},
             "seed": options.get("seed"),
             "tags": list(run.get("tags") or ()),
             "world_size": run.get("world_size"),
@@ -274,11 +270,6 @@ def _moment(time_ns: int | None) -> str | None:
             else datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat("T", "milliseconds")
         )
     return None
-
-
-def _pairs(knobs: Any) -> dict[str, str]:
-    pairs = (pair for pair in knobs if isinstance(pair, list) and len(pair) == 2) if isinstance(knobs, list) else ()
-    return {str(knob): str(value) for knob, value in pairs}
 
 
 def _harmless(text: str) -> str:

@@ -119,7 +119,6 @@ def _points(points: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
 
 
 def _mapped(names: Iterable[str]) -> dict[str, str]:
-    """Each name as MLflow takes it; two never become one."""
     found: dict[str, str] = {}
     plain = {name: _plain(name) for name in names}
     taken = {name for name, new in plain.items() if name == new}
@@ -139,7 +138,6 @@ def _plain(name: str) -> str:
 
 
 def _there(client: Any, identity: str, wait: Callable[[float], None]) -> pl.DataFrame:
-    """Name, millisecond and step of every point that the run has."""
     rows = []
     for name in client.get_run(identity).data.metrics:
         wait(PATIENCE_S)
@@ -148,7 +146,6 @@ def _there(client: Any, identity: str, wait: Callable[[float], None]) -> pl.Data
 
 
 def _describe(client: Any, entities: Any, identity: str, run: Exported, renamed: dict[str, str]) -> None:
-    """What the report says, as parameters, tags and artifacts; at last the mark that all is there."""
     known = client.get_run(identity).data.params  # one that was written once cannot be changed
     params = {_plain(name): value for name, value in _flat(run.config) if _plain(name) not in known}
     rows = [entities.Param(name, value) for name, value in params.items()]

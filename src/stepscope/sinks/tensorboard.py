@@ -64,7 +64,13 @@ class _Folder:
 
     def add(self, run: Exported) -> int:
         """Write what is not there yet; returns the number of points."""
-        points = _placed(run.points)
+        points, folders = run.points, dict[str, str]()
+        for process in points["process"].unique(maintain_order=True).to_list():
+            name = re.sub(r"[^\w.\-]", "_", process).lstrip(".")[:100] or MACHINE
+            folders[process] = name if name not in folders.values() else f"{name}-{len(folders)}"
+        # the moment as it reads back from seconds; not by polars, which divides by a constant in a way of its own
+        moment = np.rint(points["time_ns"].to_numpy() / 1e9 * 1e9).astype(np.int64)
+        points = points.with_columns(pl.Series("moment", moment), folder=pl.col("process").replace(folders))
         new = missing(points, self.there, _KEYS)
         if new.is_empty():
             return 0
@@ -215,14 +221,3 @@ def _there(path: Path) -> pl.DataFrame:
                 folder = pl.lit(file.parent.name).alias("folder")
                 parts.append(found.select(folder, "name", pl.col("time_ns").alias("moment"), "step"))
     return pl.concat(parts)
-
-
-def _placed(points: pl.DataFrame) -> pl.DataFrame:
-    """With the folder of each, and the moment as it reads back from seconds."""
-    folders: dict[str, str] = {}
-    for process in points["process"].unique(maintain_order=True).to_list():
-        name = re.sub(r"[^\w.\-]", "_", process).lstrip(".")[:100] or MACHINE
-        folders[process] = name if name not in folders.values() else f"{name}-{len(folders)}"
-    # not by polars, which divides by a constant in a way of its own: the last bit differs
-    moment = np.rint(points["time_ns"].to_numpy() / 1e9 * 1e9).astype(np.int64)
-    return points.with_columns(pl.Series("moment", moment), folder=pl.col("process").replace(folders))

@@ -166,5 +166,4 @@ def _holds(about: Path, identity: str) -> bool:
 
 
 def _sync(folder: Path, resumed: str | None) -> str:
-    """The command that uploads it."""
     return shlex.join(["wandb", "sync", *(["--id", resumed] if resumed else []), str(folder)])

@@ -18,18 +18,17 @@ from msgspec import Struct
 
 from stepscope.experiment import folder as folders
 from stepscope.experiment import runner
-from stepscope.experiment.engine import BUDGET, INTERRUPTED
+from stepscope.experiment.engine import INTERRUPTED, out_of_time
 from stepscope.experiment.folder import Held
 from stepscope.experiment.plan import Slot
 from stepscope.experiment.runner import Order, Stopped
 from stepscope.files import open_regular
 from stepscope.model.sweep import FAILED, FINISHED, MINIMUM, PRUNED, RUNNING, SWEEP_SCHEMA, Objective, Sweep, Trial
-from stepscope.record.host.processes import read_stat
 from stepscope.sweep import space
 from stepscope.sweep.importance import importance
 from stepscope.sweep.reached import Reached, Watch, reached
 from stepscope.sweep.space import Request
-from stepscope.sweep.study import Study, Underway
+from stepscope.sweep.study import Study
 
 NAME = "sweep.json"
 SWEEP = "sweep"  # what a folder of ours is called
@@ -103,12 +102,14 @@ class Engine:
         number = self.stop()
         try:
             while number is None and ended is None and self._left():
-                ended = self._out_of_time()
+                ended = out_of_time(self.request.budget_s, self.clock() - self._began + (self._usual_s() or 0.0))
                 if ended is None:
                     trial, broke = self._trial()
                     failures = failures + 1 if broke else -MOST_FAILED  # never after one that ran
-                    self.write(self._sweep(self._study.trials()))
-                    self.listener.finished_trial(trial, self._best())
+                    trials = self._study.trials()
+                    self.write(self._sweep(trials))
+                    number = best(trials, self.request.objectives)
+                    self.listener.finished_trial(trial, next((one for one in trials if one.number == number), None))
                     if failures == MOST_FAILED:
                         log = runner.log_of(self.folder / folders.RUNS / (trial.folder or ""))
                         ended = trouble = f"the first {failures} trials failed: {trial.reason}; a log is {log}"
@@ -121,27 +122,14 @@ class Engine:
         self.write(found)
         return Conclusion(found, number, trouble)
 
-    def _done(self) -> list[Trial]:
-        return [trial for trial in self._study.trials() if trial.state != RUNNING]
-
     def _left(self) -> int:
         """Trials that are still to be made."""
-        return space.count(self.request) - len(self._done())
-
-    def _best(self) -> Trial | None:
-        trials = self._study.trials()
-        number = best(trials, self.request.objectives)
-        return next((trial for trial in trials if trial.number == number), None)
+        return space.count(self.request) - sum(trial.state != RUNNING for trial in self._study.trials())
 
     def _usual_s(self) -> float | None:
         """What a trial takes, by the latest ones."""
-        walls = [trial.wall_s for trial in self._done() if trial.wall_s is not None][-8:]
-        return fmean(walls) if walls else None
-
-    def _out_of_time(self) -> str | None:
-        budget, usual_s = self.request.budget_s, self._usual_s()
-        passed_s = self.clock() - self._began
-        return BUDGET.format(budget / 60) if budget is not None and passed_s + (usual_s or 0) > budget else None
+        walls = [trial.wall_s for trial in self._study.trials() if trial.state != RUNNING and trial.wall_s is not None]
+        return fmean(walls[-8:]) if walls else None
 
     def _trial(self) -> tuple[Trial, bool]:
         """One trial, made and told; whether the command is to blame.
@@ -149,7 +137,7 @@ class Engine:
         One that we are told to end is taken up again later.
         """
         request, underway = self.request, self._study.next()
-        self._clean(underway)
+        runner.end_left(underway.facts.get("pid"), underway.facts.get("start_ticks"))
         label, usual_s = space.label(underway.params), self._usual_s()
         knobs = (*request.base_knobs, *space.at(request.params, underway.params))
         name = folders.run_name(underway.number + 1, label)
@@ -193,13 +181,6 @@ class Engine:
             self._study.tell(underway, FINISHED, found.values)
         told = next(trial for trial in self._study.trials() if trial.number == underway.number)
         return told, failure is not None or found.lacks
-
-    def _clean(self, underway: Underway) -> None:
-        """End what an earlier session left running of this trial."""
-        pid, ticks = underway.facts.get("pid"), underway.facts.get("start_ticks")
-        stat = read_stat(pid) if isinstance(pid, int) and pid > 0 else None
-        if stat is not None and ticks is not None and stat.start_ticks == ticks:
-            runner.end(int(pid))  # type: ignore[arg-type]
 
     def _sweep(self, trials: tuple[Trial, ...], *, stopped: str | None = None, ranked: bool = False) -> Sweep:
         request = self.request

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.analyze import curves, trial
+from stepscope.analyze import curves, sites
 from stepscope.analyze.context import Context
 from stepscope.analyze.curves import Curve
 from stepscope.analyze.facts import Facts
@@ -24,7 +24,6 @@ from stepscope.model.sweep import JOULES, MINIMUM, SECONDS, Objective
 from stepscope.read import read_run
 from stepscope.sweep.space import BEST, TAIL
 from stepscope.tables import build
-from stepscope.tables.schema import Tables
 
 TAIL_SHARE = 0.1  # of a curve's values: the last tenth, as the tail of a loss is read
 _LOOK_S = 1.0  # between two looks at a run in progress, at least: its recorder writes twice a second
@@ -44,83 +43,69 @@ class Reached(Struct, frozen=True):
     mean_ms: float | None = None
 
 
-class _Read:
-    """A run folder as curves; of one that goes on, as far as it is."""
+def _opened(folder: Path) -> Context:
+    """A run folder; of a run that goes on, as far as it is."""
+    return Context(build(read_run(folder)))
 
-    def __init__(self, folder: Path) -> None:
-        self.tables = build(read_run(folder))
-        self._context = Context(self.tables)
-        self.labelled = self._context.labelled
 
-    def curve(self, name: str) -> Curve | None:
-        """That of the first process that has it."""
-        for process in curves.processes(self.tables):
-            found = curves.curves(self.tables, self.labelled, process, narrow=False)
-            if name in found:
-                return found[name]
-        return None
-
-    def joules(self) -> tuple[float | None, str | None]:
-        """The run's energy, or why it is not known."""
-        found = Facts(self._context).energy
-        return (None, "there is no telemetry") if found is None else (found.joules, found.absent)
-
-    def names(self) -> list[str]:
-        return sorted(self.tables.metrics["name"].unique().to_list())
+def _curve(context: Context, name: str) -> Curve | None:
+    """That of the first process that has it."""
+    processes = curves.processes(context.tables)
+    of_each = (curves.curves(context.tables, context.labelled, process, narrow=False) for process in processes)
+    return next((found[name] for found in of_each if name in found), None)
 
 
 def reached(folder: Path, objectives: tuple[Objective, ...]) -> Reached:
     """The figures of a run that has ended."""
     try:
-        read = _Read(folder)
+        context = _opened(folder)
     except StepscopeError as error:
         return Reached(missing=f"cannot be read: {error}")
-    steps = read.tables.steps.filter(read.tables.steps["kind"] == "train")
+    steps = context.tables.steps.filter(context.tables.steps["kind"] == "train")
     known = Reached()
     if steps.height:
         own = steps.filter(steps["process"] == steps["process"][0])
         ends_ns = (own["start_ns"] + own["wall_ns"]).max()
-        steady = read.labelled.steady()["wall_ns"].mean()
+        steady = context.labelled.steady()["wall_ns"].mean()
         known = Reached(
             steps=own.height,
             seconds=(ends_ns - own["start_ns"].min()) / 1e9,
             mean_ms=steady / 1e6 if isinstance(steady, float) else None,
         )
-    lost = _not_applied(read.tables)
-    if lost is not None:
-        return replace(known, missing=lost, lacks=True)
+    # of values that the run never had, what it reached says nothing
+    told = sites.trial(context.tables)
+    knobs = told.knobs if told is not None else ()
+    applied = {knob.knob for knob in knobs if knob.applied}
+    for knob in knobs:
+        if knob.knob not in applied:
+            missing = f"{knob.knob}={knob.value} was not applied: {knob.reason or 'no reason is known'}"
+            return replace(known, missing=missing, lacks=True)
     values: list[float] = []
     for objective in objectives:
-        value, missing = _value(read, objective, known)
-        if value is None or missing is not None:
+        value, missing = _value(context, objective, known)
+        if value is None or missing:
             return replace(known, missing=missing, lacks=value is None)
         values.append(value)
     return replace(known, values=tuple(values))
 
 
-def _not_applied(tables: Tables) -> str | None:
-    """Which of its values the run never had, and why: what it reached says nothing of them then."""
-    told = trial.facts(tables)
-    knobs = told.knobs if told is not None else ()
-    applied = {knob.knob for knob in knobs if knob.applied}
-    lost = next((knob for knob in knobs if knob.knob not in applied), None)
-    return None if lost is None else f"{lost.knob}={lost.value} was not applied: {lost.reason or 'no reason is known'}"
-
-
-def _value(read: _Read, objective: Objective, known: Reached) -> tuple[float | None, str | None]:
+def _value(context: Context, objective: Objective, known: Reached) -> tuple[float | None, str]:
     """The figure of an objective, None where the run has none, and what is wrong with it."""
     if objective.name == SECONDS:
-        return known.seconds, "no training step was seen in it" if known.seconds is None else None
+        return known.seconds, "no training step was seen in it" if known.seconds is None else ""
     if objective.name == JOULES:
-        joules, absent = read.joules()
-        return joules, f"its energy is not known: {absent or 'nothing counted it'}" if joules is None else None
-    curve = read.curve(objective.name)
+        energy = Facts(context).energy
+        if energy is None or energy.joules is None:
+            absent = "there is no telemetry" if energy is None else energy.absent or "nothing counted it"
+            return None, f"its energy is not known: {absent}"
+        return energy.joules, ""
+    curve = _curve(context, objective.name)
     if curve is None or not len(curve.values):
-        there = read.names()
+        there = sorted(context.tables.metrics["name"].unique().to_list())
         named = ", ".join(there[:_NEAREST]) + (" and more" if there[_NEAREST:] else "")
         return None, f"it has no metric {objective.name}; there are {named or 'none'}"
     value = figure(curve.values, objective)
-    return value, None if math.isfinite(value) else f"{objective.name} is {value:g}, not a finite number"
+    return value, "" if math.isfinite(value) else f"{objective.name} is {value:g}, not a finite number"
 
 
 def figure(values: np.typing.NDArray[np.float64], objective: Objective) -> float:
@@ -160,7 +145,7 @@ class Watch:
         if steps < self._next:
             return
         try:
-            curve = _Read(self._folder).curve(self._objective.name)
+            curve = _curve(_opened(self._folder), self._objective.name)
         except StepscopeError:
             return
         while self._next <= steps and self.pruned is None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Study:
         self._request = request
         self._optuna = library()
         path = folder / JOURNAL
-        with _readable(path):
+        try:
             _mended(path)
             backend = self._optuna.storages.journal.JournalFileBackend(str(path))
             storage = self._optuna.storages.JournalStorage(backend)
@@ -59,6 +59,14 @@ class Study:
                 pruner=self._optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
             )
             self._study.get_trials(deepcopy=False)
+        except UnreadableInputError:
+            raise
+        except OSError as error:
+            raise EnvironmentRefusal(f"{path}: {error.strerror}; name a writable --out") from None
+        except Exception as error:  # noqa: BLE001 - the folder may come from anywhere, and Optuna raises as it likes
+            what = f"{type(error).__name__}: {error}".rstrip(": ")[:200]
+            text = f"{path}: not the journal of a sweep ({what}); name a new folder with --out"
+            raise UnreadableInputError(text) from None
         self._states = {
             self._optuna.trial.TrialState.COMPLETE: FINISHED,
             self._optuna.trial.TrialState.PRUNED: PRUNED,
@@ -80,15 +88,13 @@ class Study:
                 if not waiting:
                     self._study.enqueue_trial(shuffled(request)[number])
             trial = self._optuna.trial.Trial(self._study, left[0]._trial_id) if left else self._study.ask()
+            made = self._optuna.samplers.TPESampler if request.sampler == TPE else self._optuna.samplers.RandomSampler
             for param in request.params:
-                self._study.sampler = self._sampler(f"{request.seed} {number} {param.name}")
+                # its draws depend on these words alone, and on the trials before
+                seed = random.Random(f"{request.seed} {number} {param.name}").getrandbits(32)
+                self._study.sampler = made(seed=seed)
                 params[param.name] = _suggested(trial, param)
         return Underway(trial, number, params, dict(trial.user_attrs))
-
-    def _sampler(self, of: str) -> Any:
-        """One whose draws depend on the words `of` alone, and on the trials before."""
-        seed, samplers = random.Random(of).getrandbits(32), self._optuna.samplers
-        return (samplers.TPESampler if self._request.sampler == TPE else samplers.RandomSampler)(seed=seed)
 
     def tell(self, underway: Underway, state: str, values: Sequence[float] = (), reason: str | None = None) -> None:
         """How it ended, once: `state` is FINISHED with the values of all objectives, PRUNED or FAILED with a reason."""
@@ -191,18 +197,3 @@ def _mended(path: Path) -> None:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(path, whole)
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Whatever Optuna raises at a journal that holds something else is one line."""
-    try:
-        yield
-    except (UnreadableInputError, EnvironmentRefusal):
-        raise
-    except OSError as error:
-        raise EnvironmentRefusal(f"{path}: {error.strerror}; name a writable --out") from None
-    except Exception as error:  # noqa: BLE001 - the folder may come from anywhere
-        what = f"{type(error).__name__}: {error}".rstrip(": ")[:200]
-        text = f"{path}: not the journal of a sweep ({what}); name a new folder with --out"
-        raise UnreadableInputError(text) from None

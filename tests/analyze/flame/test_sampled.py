@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.host.hotspots import StackSelection
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_diff, flame_graph, flame_rank_diff
 from stepscope.errors import UnreadableInputError, UsageError

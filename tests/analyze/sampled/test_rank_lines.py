@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stepscope import tables
 from stepscope.analyze import Context
+from stepscope.analyze.host.hotspots import idle_sampled
 from stepscope.analyze.host.sampled_time import sampled_loop
-from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.ranks import durations as rank_facts
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model import Place

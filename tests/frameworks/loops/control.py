@@ -14,7 +14,7 @@ import statistics
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class Control:
 
 
 class Vectors(Dataset):
-    """Vectors made anew for each batch, the same for the same index; with a control it counts as phase "data".
+    """Vectors, or what `item` is, the same for the same index; with a control, making a batch counts as phase "data".
 
     It hands out whole batches to the loader, as data sets of Hugging Face do, so that what it times is nearly all of
     the loader's `__next__`. `item_s` is slept for each item.
@@ -199,15 +199,13 @@ class Vectors(Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if self.control is None:
-            return self._items(indices)
-        with self.control.phase("data"):
-            return self._items(indices)
+        with nullcontext() if self.control is None else self.control.phase("data"):
+            if self.item_s:
+                time.sleep(self.item_s * len(indices))
+            return [self.item(index) for index in indices]
 
-    def _items(self, indices: list[int]) -> list[Any]:
-        if self.item_s:
-            time.sleep(self.item_s * len(indices))
-        return [(self.inputs[index], self.labels[index]) for index in indices]
+    def item(self, index: int) -> Any:
+        return self.inputs[index], self.labels[index]
 
 
 def network(inputs: int = FEATURES, outputs: int = CLASSES, width: int = WIDTH) -> nn.Sequential:

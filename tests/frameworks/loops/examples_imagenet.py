@@ -6,22 +6,16 @@ import tempfile
 from pathlib import Path
 
 import torch
-from control import Control
+from control import Control, Vectors
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 BATCH = 16
 
 
-class Pictures(Dataset):
-    def __init__(self, items: int) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return self.items
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+class Pictures(Vectors):
+    def item(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.randn(3, 48, 48, generator=torch.Generator().manual_seed(index)), index % 10
 
 

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import torch
-from control import Control
+from control import Control, Vectors
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 BATCH, TEST_BATCH = 64, 250
 
 
-class Digits(Dataset):
-    """Pictures made of noise, in the shape of MNIST's; `control` times each of them."""
+class Digits(Vectors):
+    """Pictures made of noise, in the shape of MNIST's."""
 
     def __init__(self, items: int, control: Control | None = None) -> None:
+        super().__init__(items, control)
         self.pictures = torch.randint(0, 256, (items, 28, 28), generator=torch.Generator().manual_seed(items))
-        self.control = control
 
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if self.control is None:
-            return self._item(index)
-        with self.control.phase("data"):
-            return self._item(index)
-
-    def _item(self, index: int) -> tuple[torch.Tensor, int]:
+    def item(self, index: int) -> tuple[torch.Tensor, int]:
         return ((self.pictures[index].float() / 255)[None] - 0.1307) / 0.3081, index % 10
 
 

@@ -8,36 +8,21 @@ import time
 from typing import Any
 
 import torch
-from control import Control
-from torch.utils.data import Dataset
+from control import Control, Vectors
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 LENGTH, BATCH, UPDATES = 32, 8, 30
 
 
-class Tokens(Dataset):
-    """Rows of tokens; `control` times what making a batch takes."""
+class Tokens(Vectors):
+    """Rows of tokens."""
 
     def __init__(self, items: int, control: Control | None = None, *, item_s: float = 0.0) -> None:
+        super().__init__(items, control, item_s=item_s)
         self.rows = torch.randint(0, 256, (items, LENGTH), generator=torch.Generator().manual_seed(items))
-        self.control, self.item_s = control, item_s
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        if self.control is None:
-            return self._items(indices)
-        with self.control.phase("data"):
-            return self._items(indices)
-
-    def _items(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        if self.item_s:
-            time.sleep(self.item_s * len(indices))
-        return [{"input_ids": self.rows[index], "labels": self.rows[index]} for index in indices]
+    def item(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
 class Timed(Trainer):

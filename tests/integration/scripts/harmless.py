@@ -27,11 +27,19 @@ def data() -> TensorDataset:
     return TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 
+def loader(batch_size: int = 4, **options: Any) -> Any:
+    return DataLoader(data(), batch_size, **options)
+
+
+def plain(net: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, **options)
+
+
 def loss_of(net: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.mse_loss(net(batch[0]), batch[1])
 
 
-def trained(net: nn.Module, optimizer: Any, batches: Any) -> Losses:
+def trained(net: nn.Module, optimizer: Any, batches: Any, loss_of: Any = loss_of) -> Losses:
     for batch in batches:
         optimizer.zero_grad()
         loss = loss_of(net, batch)
@@ -40,36 +48,24 @@ def trained(net: nn.Module, optimizer: Any, batches: Any) -> Losses:
         yield loss.item()
 
 
+def descend(parameters: Any, gradients: Any) -> None:
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.1 * gradient
+
+
 def sgd(net: nn.Module) -> Losses:
-    yield from trained(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data(), batch_size=4))
+    yield from trained(net, plain(net), loader())
 
 
-def adam_shuffled(net: nn.Module) -> Losses:
-    batches = DataLoader(data(), batch_size=4, shuffle=True)
-    yield from trained(net, torch.optim.Adam(net.parameters()), batches)
-
-
-def workers(net: nn.Module) -> Losses:
-    batches = DataLoader(data(), batch_size=4, num_workers=1)
-    yield from trained(net, torch.optim.SGD(net.parameters(), lr=0.1), batches)
-
-
-def without_a_loader(net: nn.Module) -> Losses:
-    batches = [data()[:4] for _ in range(STEPS)]
-    yield from trained(net, torch.optim.SGD(net.parameters(), lr=0.1), batches)
-
-
-def iterable(net: nn.Module) -> Losses:
-    class Stream(IterableDataset):  # type: ignore[type-arg]
-        def __iter__(self) -> Iterator[Any]:
-            yield from data()
-
-    yield from trained(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(Stream(), batch_size=4))
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        yield from data()
 
 
 def accumulated(net: nn.Module) -> Losses:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for number, batch in enumerate(DataLoader(data(), batch_size=4)):
+    optimizer = plain(net)
+    for number, batch in enumerate(loader()):
         loss = loss_of(net, batch) / 3
         loss.backward()
         if number % 3 == 2:
@@ -80,7 +76,7 @@ def accumulated(net: nn.Module) -> Losses:
 
 def closure(net: nn.Module) -> Losses:
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
-    for batch in DataLoader(data(), batch_size=4):
+    for batch in loader():
 
         def again(batch: Any = batch) -> torch.Tensor:
             optimizer.zero_grad()
@@ -92,44 +88,36 @@ def closure(net: nn.Module) -> Losses:
 
 
 def by_hand(net: nn.Module) -> Losses:
-    for batch in DataLoader(data(), batch_size=4):
+    for batch in loader():
         loss = loss_of(net, batch)
         net.zero_grad()
         loss.backward()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                parameter -= 0.1 * parameter.grad
+        descend(net.parameters(), [parameter.grad for parameter in net.parameters()])
         yield loss.item()
 
 
 def functional(net: nn.Module) -> Losses:
     values = dict(net.named_parameters())
-    for batch in DataLoader(data(), batch_size=4):
+    for batch in loader():
 
         def value(chosen: Any, batch: Any = batch) -> torch.Tensor:
             return nn.functional.mse_loss(torch.func.functional_call(net, chosen, (batch[0],)), batch[1])
 
         gradients, loss = torch.func.grad_and_value(value)(values)
-        with torch.no_grad():
-            for name, parameter in values.items():
-                parameter -= 0.1 * gradients[name]
+        descend(values.values(), [gradients[name] for name in values])
         yield loss.item()
 
 
 def of_autograd(net: nn.Module) -> Losses:
-    for batch in DataLoader(data(), batch_size=4):
+    for batch in loader():
         loss = loss_of(net, batch)
-        gradients = torch.autograd.grad(loss, list(net.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(net.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
+        descend(net.parameters(), torch.autograd.grad(loss, list(net.parameters())))
         yield loss.item()
 
 
 def scaled(net: nn.Module) -> Losses:
-    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-    for batch in DataLoader(data(), batch_size=4):
+    optimizer, scaler = plain(net), torch.amp.GradScaler("cpu")
+    for batch in loader():
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(net, batch)
@@ -140,12 +128,12 @@ def scaled(net: nn.Module) -> Losses:
 
 
 def evaluated(net: nn.Module) -> Losses:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = plain(net)
     for _ in range(3):
-        yield from trained(net, optimizer, DataLoader(data(), batch_size=16))
+        yield from trained(net, optimizer, loader(16))
         net.eval()
         with torch.no_grad():
-            yield from (loss_of(net, batch).item() for batch in DataLoader(data(), batch_size=16))
+            yield from (loss_of(net, batch).item() for batch in loader(16))
         net.train()
 
 
@@ -161,18 +149,15 @@ def hooked(net: nn.Module) -> Losses:
 def checkpointed(net: nn.Module) -> Losses:
     from torch.utils.checkpoint import checkpoint
 
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for batch in DataLoader(data(), batch_size=4):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(checkpoint(net, batch[0], use_reentrant=False), batch[1])
-        loss.backward()
-        optimizer.step()
-        yield loss.item()
+    def loss_again(net: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(checkpoint(net, batch[0], use_reentrant=False), batch[1])
+
+    yield from trained(net, plain(net), loader(), loss_again)
 
 
 def saved(net: nn.Module) -> Losses:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for loss in trained(net, optimizer, DataLoader(data(), batch_size=4)):
+    optimizer = plain(net, momentum=0.9)
+    for loss in trained(net, optimizer, loader()):
         file = io.BytesIO()
         torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
         file.seek(0)
@@ -206,16 +191,16 @@ def forked(net: nn.Module) -> Losses:
 
 def two_networks(net: nn.Module) -> Losses:
     other = model()
-    first = torch.optim.SGD(net.parameters(), lr=0.1)
+    first = plain(net)
     second = torch.optim.Adam(other.parameters())
-    for batch in DataLoader(data(), batch_size=4):
+    for batch in loader():
         yield from trained(net, first, [batch])
         yield from trained(other, second, [(batch[0], net(batch[0]).detach())])
 
 
 def raising(net: nn.Module) -> Losses:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for number, loss in enumerate(trained(net, optimizer, DataLoader(data(), batch_size=4))):
+    optimizer = plain(net)
+    for number, loss in enumerate(trained(net, optimizer, loader())):
         try:
             if number % 4 == 3:
                 net(torch.randn(4, 9))
@@ -225,12 +210,17 @@ def raising(net: nn.Module) -> Losses:
 
 
 SCRIPTS: dict[str, Callable[[nn.Module], Losses]] = {
-    each.__name__: each
-    for each in (
-        *(sgd, adam_shuffled, workers, without_a_loader, iterable, accumulated, closure, by_hand, functional),
-        *(of_autograd, scaled, evaluated, hooked, checkpointed, saved, profiled, threaded, forked, two_networks),
-        raising,
-    )
+    "adam_shuffled": lambda net: trained(net, torch.optim.Adam(net.parameters()), loader(shuffle=True)),
+    "workers": lambda net: trained(net, plain(net), loader(num_workers=1)),
+    "without_a_loader": lambda net: trained(net, plain(net), [data()[:4] for _ in range(STEPS)]),
+    "iterable": lambda net: trained(net, plain(net), DataLoader(Stream(), batch_size=4)),
+    **{
+        each.__name__: each
+        for each in (
+            *(sgd, accumulated, closure, by_hand, functional, of_autograd, scaled, evaluated, hooked, checkpointed),
+            *(saved, profiled, threaded, forked, two_networks, raising),
+        )
+    },
 }
 
 

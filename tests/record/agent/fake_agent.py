@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stepscope.read.run_folder import read_series
+from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
@@ -35,6 +36,29 @@ class Captured:
 
     def finish(self) -> None:
         self.agent.finish("test")
+
+    def kept(self) -> dict[tuple[str, str], list[Any]]:
+        """Values of metrics by source and name, once all are written."""
+        self.finish()
+        found: dict[tuple[str, str], list[Any]] = {}
+        for source, name, values, _about in self.curves():
+            found.setdefault((source, name), []).extend(values)
+        return found
+
+
+class WithProbe(Captured):
+    """An agent with one probe alone, which `make` makes, installed as the agent does it."""
+
+    def __init__(self, folder: Path, make: Callable[[Agent], Any], faults: str | None = None) -> None:
+        super().__init__(folder, faults)
+        self.probe = make(self.agent)
+        marks.activate(self.agent)
+        self.agent.guard.wrap(self.probe.name, self.probe.install, inject=False)()
+
+    def leave(self) -> None:
+        self.probe.uninstall()
+        self.agent.guard.stop()
+        marks.deactivate()
 
 
 class FakeAgent:

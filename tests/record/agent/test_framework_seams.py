@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent import marks
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
 from stepscope.record.agent.probes.frameworks import (
     CALL,
@@ -23,28 +22,26 @@ from stepscope.record.agent.probes.frameworks import (
     Seam,
 )
 from stepscope.record.agent.probes.side_events import SETTINGS
+from stepscope.record.agent.probes.training import FSDP
 from tests.record.agent import fake_frameworks
-from tests.record.agent.fake_agent import Captured
+from tests.record.agent.fake_agent import WithProbe
 from tests.record.agent.fake_frameworks import FAKE
 from tests.record.agent.processes import SCRIPTS, run_script
 
 SLOW_S = 0.001  # longer than what is summed up
 
 
-class Recorded(Captured):
+class Recorded(WithProbe):
     """An agent with the probe of the fake framework alone, and a training step as the probes of torch tell it."""
 
     def __init__(self, folder: Path, faults: str | None = None, table: tuple[Framework, ...] = (FAKE,)) -> None:
-        super().__init__(folder, faults)
+        super().__init__(folder, lambda agent: FrameworkSeamsProbe(agent, table), faults)
+        self.agent.probes.add(self.probe)
         self.rows: list[Any] = []
         self.agent.journal.write_steps = self.rows.extend  # type: ignore[method-assign]
         self.evaluating: list[str] = []
         self.agent.steps.evaluation_start = lambda _now: self.evaluating.append("start")  # type: ignore[method-assign]
         self.agent.steps.evaluation_end = lambda _now: self.evaluating.append("end")  # type: ignore[method-assign]
-        self.probe = FrameworkSeamsProbe(self.agent, table)
-        self.agent.probes.add(self.probe)
-        marks.activate(self.agent)
-        self.agent.guard.wrap(self.probe.name, self.probe.install)()
         self.agent.accepts(strong=True)
         self.agent.steps.optimizer_created()
         self.agent.steps.loader_created(1, 1, self.agent.clock.now())
@@ -76,9 +73,7 @@ def record(tmp_path: Path) -> Iterator[Any]:
 
     yield make
     for each in made:
-        each.probe.uninstall()
-        each.agent.guard.stop()
-    marks.deactivate()
+        each.leave()
     fake_frameworks.remove()
 
 
@@ -240,7 +235,8 @@ def test_a_seam_that_raises_is_switched_off(record: Any, faults: str) -> None:
 def test_the_import_hook_knows_every_module_of_the_table() -> None:
     """`imports.py` is executed on its own and cannot read the tables."""
     seams = {seam.module for framework in FRAMEWORKS for seam in framework.seams}
-    assert seams | {tap.module for tap in TAPS} | {setting[0] for setting in SETTINGS} == FRAMEWORK_MODULES
+    known = seams | {tap.module for tap in TAPS} | {setting[0] for setting in SETTINGS}
+    assert known | {FSDP} == FRAMEWORK_MODULES
 
 
 def test_the_table_is_documented() -> None:

@@ -29,11 +29,7 @@ pytestmark = pytest.mark.torch
 
 def kept(captured: Captured) -> dict[str, list[Any]]:
     """What was written, by name."""
-    captured.finish()
-    found: dict[str, list[Any]] = {}
-    for _source, name, values, _about in captured.curves():
-        found.setdefault(name, []).extend(values)
-    return found
+    return {name: values for (_, name), values in captured.kept().items()}
 
 
 def train(model: Any, optimizer: Any, steps: int = 3) -> None:
@@ -182,6 +178,15 @@ def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     # what it was clipped by, of a norm that is there already
     ((again, about),) = ((values, about) for *_, values, about in captured.curves() if about.get("again"))
     assert (about["max_norm"], again) == (2.0, [total.item()])
+
+
+def test_a_loss_that_does_not_lie_in_memory_as_it_is(captured: Captured) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1 + 2j]))
+    for _ in range(3):
+        loss = weight.conj().imag[0]  # a view that is negated when it is read
+        assert loss.is_neg()
+        loss.backward()
+    assert kept(captured)["train/loss"] == [-2.0] * 3
 
 
 @pytest.mark.usefixtures("captured")

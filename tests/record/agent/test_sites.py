@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.record.agent.processes import Outcome, run_script
+from tests.record.agent.window_harness import read_events, read_steps, recorded
 
 torch = pytest.importorskip("torch")
 
@@ -127,32 +128,26 @@ def test_what_holds_itself_ends() -> None:
     assert (tensors, objects) == (5, 6)
 
 
-STRANGE = """import torch
-from plain_sgd import PlainSGD
-from torch.utils.data import DataLoader
+class Strange:
+    """A batch whose size is nobody's to ask for."""
 
-class Batch:
     shape = (4, 1)
-    def __init__(self, items):
-        self.rows = torch.stack(items)
-    @property
-    def nbytes(self):
-        raise RuntimeError("not now")
 
-model = torch.nn.Linear(1, 1)
-optimizer = PlainSGD(model.parameters(), 0.1)
-for batch in DataLoader([torch.ones(1)] * 40, batch_size=4, collate_fn=Batch):
-    optimizer.zero_grad()
-    model(batch.rows).sum().backward()
-    optimizer.step()
-"""
+    def __init__(self, items: list[Any]) -> None:
+        self.rows = torch.stack(items)
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("not now")
 
 
 def test_a_batch_that_cannot_be_counted_costs_its_count_alone(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STRANGE)
-    outcome = run_script(tmp_path, script)
-    assert outcome.status == 0, outcome.stderr
-    assert [event["probe"] for event in outcome.events("probe_error")] == ["batch"]
-    assert outcome.events("batch") == []
-    assert [(step["kind"], step["samples"]) for step in outcome.steps()] == [("train", 4)] * 10
+    with recorded(tmp_path, mode="off"):
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for batch in torch.utils.data.DataLoader([torch.ones(1)] * 40, batch_size=4, collate_fn=Strange):
+            (batch.rows * weight).sum().backward()
+            optimizer.step()
+    assert [event["probe"] for event in read_events(tmp_path, "probe_error")] == ["batch"]
+    assert read_events(tmp_path, "batch") == []
+    assert [(step["kind"], step["samples"]) for step in read_steps(tmp_path)] == [("train", 4)] * 10

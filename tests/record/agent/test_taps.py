@@ -15,10 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.probes.frameworks import TAPS, Tap, TapsProbe  # noqa: E402
+from stepscope.record.agent.probes.frameworks import TAPS, Tap, TapsProbe  # noqa: E402 - after the check for torch
 
-from .fake_agent import Captured  # noqa: E402
+from .fake_agent import WithProbe  # noqa: E402
 from .processes import line_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -76,24 +75,6 @@ TABLE = (
 )
 
 
-class Recorded(Captured):
-    """An agent with the taps of the library alone."""
-
-    def __init__(self, folder: Path, faults: str | None = None) -> None:
-        super().__init__(folder, faults)
-        self.probe = TapsProbe(self.agent, TABLE)
-        marks.activate(self.agent)
-        self.agent.guard.wrap(self.probe.name, self.probe.install, inject=False)()
-
-    def kept(self) -> dict[tuple[str, str], list[Any]]:
-        """Values by source and name."""
-        self.finish()
-        found: dict[tuple[str, str], list[Any]] = {}
-        for source, name, values, _about in self.curves():
-            found.setdefault((source, name), []).extend(values)
-        return found
-
-
 @pytest.fixture
 def library() -> Any:
     module = ModuleType("fakelog")
@@ -103,18 +84,16 @@ def library() -> Any:
 
 @pytest.fixture
 def record(tmp_path: Path, library: Any) -> Iterator[Any]:
-    made: list[Recorded] = []
+    made: list[WithProbe] = []
     sys.modules["fakelog"] = library
 
-    def make(**options: Any) -> Recorded:
-        made.append(Recorded(tmp_path, **options))
+    def make(**options: Any) -> WithProbe:
+        made.append(WithProbe(tmp_path, lambda agent: TapsProbe(agent, TABLE), **options))
         return made[-1]
 
     yield make
     for each in made:
-        each.probe.uninstall()
-        each.agent.guard.stop()
-    marks.deactivate()
+        each.leave()
     del sys.modules["fakelog"]
 
 

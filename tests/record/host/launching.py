@@ -11,30 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import end_session
+from tests.integration.harness import end_session, run_line
 
 PATIENCE_SECONDS = 60.0
 
 
-# Records without a report. Arguments: the run folder ("" for the default one), the most steps (0 for any), the command.
-PROGRAM = """
-import sys
-from pathlib import Path
-from stepscope.errors import StepscopeError
-from stepscope.record.host.launch import launch
-from stepscope.record.host.options import RecordOptions
-out, steps, *command = sys.argv[1:]
-try:
-    options = RecordOptions(command=tuple(command), out=Path(out) if out else None, max_steps=int(steps) or None)
-    sys.exit(launch(options).status)
-except StepscopeError as error:
-    sys.exit(print(f"stepscope: {error}", file=sys.stderr) or error.exit_code)
-"""
-
-
-def launcher(out: Path | str, *command: str, max_steps: int = 0) -> list[str]:
-    """argv of a launcher that records `command` into `out`."""
-    return [sys.executable, "-c", PROGRAM, str(out), str(max_steps), *command]
+def launcher(out: Path, *command: str, max_steps: int = 0) -> list[str]:
+    """argv of a launcher that records `command` into `out`, without a report."""
+    limit = ["--max-steps", str(max_steps)] if max_steps else []
+    return run_line(out, command, ["--quiet", "--no-report", *limit])
 
 
 def record(out: Path, *command: str, **keywords: Any) -> subprocess.CompletedProcess[bytes]:

@@ -21,8 +21,8 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInput
 from stepscope.record.host import attach as attaching
 from stepscope.record.host.attach import Attached, AttachOptions, attach, find_ranks, look_at_tree, refusal
 from stepscope.record.host.processes import Process, ProcessTree
-from stepscope.record.host.pyspy import Look, Rights, find_pyspy, rights
-from tests.record.host.launching import is_alive, manifest, rows
+from stepscope.record.host.pyspy import Rights, find_pyspy, rights
+from tests.record.host.launching import host_dir, is_alive, manifest, rows
 
 pytestmark = pytest.mark.process
 needs_pyspy = pytest.mark.skipif(
@@ -64,12 +64,6 @@ if __name__ == "__main__":
 """
 
 
-def host_of(attached: Attached) -> Path:
-    """The folder of the one host of a recording."""
-    (found,) = attached.run.glob("host-*")
-    return found
-
-
 @contextmanager
 def running(
     folder: Path, text: str, *arguments: str, environ: dict[str, str] | None = None
@@ -105,15 +99,15 @@ def test_training_and_worker_are_sampled_and_go_on(trained: tuple[Path, Attached
     assert alive
     assert (found.ended, found.problem) == ("time", None)
     assert found.run == folder / "run"
-    last = {row["pid"]: row for row in rows(host_of(found) / "processes.jsonl") if "role" in row}
+    last = {row["pid"]: row for row in rows(host_dir(found.run) / "processes.jsonl") if "role" in row}
     assert last[pid]["role"] == "rank"
     (worker,) = [row["pid"] for row in last.values() if row["role"] == "loader_worker"]
-    segments = rows(host_of(found) / "stacks.jsonl")
-    text = "".join((host_of(found) / row["file"]).read_text() for row in segments)
+    segments = rows(host_dir(found.run) / "stacks.jsonl")
+    text = "".join((host_dir(found.run) / row["file"]).read_text() for row in segments)
     assert f"thread ({pid}): MainThread;<module> ({folder}/job.py:" in text
     assert any(f"thread ({worker})" in line and "Rows.__getitem__" in line for line in text.splitlines())
-    assert all((host_of(found) / row["times"]).is_file() for row in segments)
-    assert not list(host_of(found).glob("*.part"))
+    assert all((host_dir(found.run) / row["times"]).is_file() for row in segments)
+    assert not list(host_dir(found.run).glob("*.part"))
 
 
 @needs_pyspy
@@ -147,7 +141,7 @@ def test_a_job_that_ends_is_no_error(tmp_path: Path) -> None:
         waiting.join()
     assert found.ended == "job"
     assert time.monotonic() - began < 50
-    assert any(row["samples"] > 0 for row in rows(host_of(found) / "stacks.jsonl"))
+    assert any(row["samples"] > 0 for row in rows(host_dir(found.run) / "stacks.jsonl"))
 
 
 @needs_pyspy
@@ -158,7 +152,7 @@ def test_an_interrupt_ends_the_sampling_and_keeps_it(tmp_path: Path) -> None:
         found = attach(AttachOptions(pid=job.pid, seconds=60.0, out=tmp_path / "run"))
         assert is_alive(job.pid)
     assert found.ended == "interrupt"
-    assert sum(row["samples"] for row in rows(host_of(found) / "stacks.jsonl")) > 0
+    assert sum(row["samples"] for row in rows(host_dir(found.run) / "stacks.jsonl")) > 0
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -205,7 +199,7 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "run").exists()
 
 
-DENIED = Look(works=False, refused=True, message="Error: Permission Denied: Try running again with sudo")
+DENIED = "Error: Permission Denied: Try running again with sudo"
 
 
 @pytest.mark.parametrize(
@@ -234,8 +228,8 @@ def test_what_is_missing_is_said_with_what_to_do(asked: Rights, words: list[str]
 )
 def test_interpreters_without_a_sampler_are_named(program: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attaching, "read_executable", lambda _: f"/opt/bin/{program}")
-    look = Look(works=False, refused=False, message="Error: Failed to find python version from target process")
-    assert words in str(refusal(os.getpid(), look, rights(os.getpid())))
+    said = "Error: Failed to find python version from target process"
+    assert words in str(refusal(os.getpid(), said, rights(os.getpid())))
 
 
 def test_ranks_below_a_launcher_are_told_by_their_environment(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command behaves as it would without us: status, streams, signals, environment."""
+"""The command behaves as it would without us: status, streams, signals, environment; and what its manifest says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 
 from stepscope.record.host.command import CommandNotStarted
 from stepscope.record.host.launch import launch
+from stepscope.record.host.manifest import git_root, git_state
 from stepscope.record.host.options import RecordOptions
+from stepscope.record.host.signals import AGAIN_SECONDS, MAX_STEPS_MARKER, MOST, StepLimit
 from tests.record.host.launching import host_dir, is_alive, launcher, manifest, record, started, wait_for
 
 pytestmark = pytest.mark.process
@@ -122,7 +124,7 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
     assert {name: seen.get(name) for name in before} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
     tmp_path: Path, counter: Path, number: signal.Signals
 ) -> None:
@@ -247,3 +249,107 @@ def test_a_command_that_cannot_start_gives_a_shells_status_and_leaves_nothing(
     assert refused.value.exit_code == status
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_manifest_names_the_run_and_hides_secrets(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("import sys\nprint(len(sys.argv))\n")
+    git = ["git", "-C", str(work), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q", "-b", "trunk"], check=True)
+    subprocess.run([*git, "add", "train.py"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": "2", "MY_API_TOKEN": "s3cret", "SLURM_JOB_ID": ""}
+    arguments = ["--wandb-key", "s3cret", "--lr=0.1", "password=s3cret"]
+    done = record(tmp_path / "run", sys.executable, "train.py", *arguments, cwd=work, env=environ)
+    assert (done.returncode, done.stdout) == (0, b"5\n")  # the command itself got them
+    value = manifest(tmp_path / "run")
+    assert "s3cret" not in str(value)
+    assert value["schema"] == "stepscope.run/1"
+    assert value["command"][:3] == [sys.executable, "train.py", "--wandb-key"]
+    assert value["script"] == {"kind": "script", "path": str(work / "train.py")}
+    assert value["user_roots"] == [str(work)]
+    assert value["environment"]["OMP_NUM_THREADS"] == "2"
+    assert "MY_API_TOKEN" not in value["environment"]
+    assert (value["git"]["root"], value["git"]["branch"], value["git"]["dirty"]) == (str(work), "trunk", False)
+    assert len(value["git"]["commit"]) == 40
+    assert value["scheduler"] is None
+    assert value["started_ns"] < value["ended_ns"]
+    assert value["hardware"]["affinity"] == sorted(os.sched_getaffinity(0))
+    assert value["sampler"]["source"] in ("py-spy", "agent")
+    assert value["page_faults"]["cost"] is None  # measured beside training alone
+
+
+def test_what_a_fault_costs_is_measured_where_something_trained(tmp_path: Path) -> None:
+    rank = "import json, os, pathlib; run = pathlib.Path(json.loads(os.environ['STEPSCOPE_RECORD'])['run']);" + (
+        "host = pathlib.Path(json.loads(os.environ['STEPSCOPE_RECORD'])['host_dir']); (run / 'rank-0').mkdir();"
+        "(run / 'rank-0' / 'rank.json').write_text(json.dumps({'threads': 1}));"
+        "(host / 'agents.jsonl').write_text(json.dumps({'folder': 'rank-0'}) + '\\n')"
+    )
+    assert record(tmp_path / "trained", sys.executable, "-c", rank, cwd=tmp_path).returncode == 0
+    assert manifest(tmp_path / "trained")["page_faults"]["cost"]["threads"] == 1
+
+
+def test_git_leaves_the_repository_untouched_and_unknowns_are_null(tmp_path: Path) -> None:
+    assert git_state(git_root(tmp_path)) is None or git_root(tmp_path) != tmp_path
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    state = git_state(git_root(tmp_path / "deeper" / "still"))
+    assert state is not None
+    assert (state["root"], state["commit"], state["branch"]) == (str(tmp_path), None, None)
+    assert not (tmp_path / ".git/index.lock").exists()
+
+
+class Command:
+    """A run whose journal grows as the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.signals, self.now = folder, 0, 100.0
+        self.limit = StepLimit(folder, lambda: [folder], self.interrupt, lambda: self.now)
+
+    def interrupt(self) -> None:
+        self.signals += 1
+
+    def train(self) -> None:
+        with (self.folder / "steps.jsonl").open("a") as file:
+            file.write("[1]\n")
+
+    def reach(self) -> None:
+        (self.folder / MAX_STEPS_MARKER).write_text("{}\n")
+
+    def look_after(self, seconds: float) -> int:
+        self.now += seconds
+        self.limit.look()
+        return self.signals
+
+
+def test_nothing_before_the_limit_and_once_at_it(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.train()
+    assert command.look_after(60) == 0
+    assert command.limit.pending
+    command.reach()
+    assert command.look_after(0.1) == 1
+    assert not command.limit.pending
+
+
+def test_a_command_that_ends_in_its_own_time_is_not_told_again(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.reach()
+    command.train()
+    assert command.look_after(0) == 1
+    command.train()  # the steps that were on their way
+    for _ in range(20):
+        assert command.look_after(AGAIN_SECONDS) == 1
+
+
+def test_one_that_trains_on_is_told_again_but_not_for_ever(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.reach()
+    assert command.look_after(0) == 1
+    counts = []
+    for _ in range(4 * MOST):
+        command.train()
+        counts.append(command.look_after(AGAIN_SECONDS))
+    assert counts[0] == 1  # the first look afterwards only sees how far it is
+    assert counts[1] == 2
+    assert counts[-1] == MOST

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import socket
@@ -142,15 +141,13 @@ def test_who_does_not_say_the_token_is_told_nothing(asked: tuple[Path, dict[str,
 
 
 def test_a_port_that_is_taken_is_a_line_and_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ASKING)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = recorded(tmp_path, sys.executable, "train.py", port=taken.getsockname()[1])
-    assert done.returncode == 0
+        done = recorded(tmp_path, sys.executable, "-c", "print('it ran')", port=taken.getsockname()[1])
+    assert (done.returncode, done.stdout) == (0, "it ran\n")  # nothing of ours
     assert "the run is recorded all the same" in done.stderr
-    assert open_run(tmp_path / "run").tables.steps.height == 30
-    assert math.isfinite(float(done.stdout))  # it printed what it always prints, and nothing of ours
+    assert list((tmp_path / "run").glob("host-*/manifest.json"))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +227,8 @@ ODD = (
     '[{"values":[[1]]}]',
     '[{"values":[1e400]}]',
     f'[{{"values":[{10**400}]}}]',
+    '[{"values":"AAAA"}]',
+    '[{"values":"no base 64"}]',
 )
 
 

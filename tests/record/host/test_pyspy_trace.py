@@ -18,6 +18,7 @@ from stepscope.record.host.pyspy_stacks import (
     ThreadHistory,
     Trace,
     UnreadableTraceError,
+    apportion,
     count,
     read_trace,
     write_segment,
@@ -91,6 +92,14 @@ def test_reading_in_pieces_is_reading_at_once(tmp_path_factory: pytest.TempPathF
         patch.setattr(pyspy_stacks, "_CHUNK_BYTES", 64)
         assert read_trace(path) == whole
     assert len(json.loads(path.read_text())) >= 2 * len(whole.records)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 9)), min_size=1, max_size=20), st.integers(0, 500))
+def test_apportion_gives_all_and_each_its_least(entries: list[tuple[int, int]], more: int) -> None:
+    weights, least = [weight for weight, _ in entries], [few for _, few in entries]
+    shares = apportion(sum(least) + more, weights, least)
+    assert sum(shares) == sum(least) + more
+    assert all(share >= few for share, few in zip(shares, least, strict=True))
 
 
 def lives_on(thread: ThreadHistory) -> None:  # noqa: ARG001

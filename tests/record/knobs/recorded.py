@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import SCRIPTS
+from tests.integration.harness import SCRIPTS, run_line
 from tests.record.agent.processes import Outcome
 
 
@@ -49,13 +49,12 @@ def recorded(
     file.write_text(script)
     shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     words = [word for knob in knobs for word in ("--knob", knob)]
+    line = run_line(
+        run,
+        [sys.executable, str(file), *arguments],
+        ["--quiet", "--no-window", "--no-report", *words, *options],
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "--quiet", "--no-window", "--no-report", "--out", str(run),
-         *words, *options, "--", sys.executable, str(file), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, **(environ or {})},
-    )  # fmt: skip
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=180, env={**os.environ, **(environ or {})}
+    )
     return Recorded(done.returncode, done.stdout, done.stderr, run)

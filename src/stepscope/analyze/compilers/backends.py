@@ -21,16 +21,10 @@ from stepscope.analyze.compilers import xla_reports
 from stepscope.analyze.compilers.prepared import (
     COMPILATIONS,
     COMPILERS,
-    EAGER_STEPS,
-    POINTS_SHOWN,
-    QUIET_STEPS,
     TIMED,
     TORCH_COMPILE,
     TORCH_XLA,
     TRACE,
-    WARMUP_STEPS,
-    WINDOW_COMPILES,
-    WINDOW_STEPS,
     Row,
     counted,
     durations,
@@ -39,7 +33,7 @@ from stepscope.analyze.compilers.prepared import (
     prepare,
     total_ns,
 )
-from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns, longest_ns
+from stepscope.analyze.compilers.xla_reports import WARMUP_STEPS, Rate, Report, estimated_wall_ns, longest_ns
 from stepscope.analyze.context import Context
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import STEADY
@@ -60,6 +54,11 @@ from stepscope.tables.arrays import Bools, Int64
 from stepscope.tables.schema import Tables
 
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
+# The windowed rule: a storm is a compile in 3 of the last 10 steps. Chosen on four recorded sequences, not tuned.
+WINDOW_STEPS, WINDOW_COMPILES = 10, 3
+QUIET_STEPS = 50  # a compile after so many steps without one comes as a surprise
+POINTS_SHOWN = 500  # as many as a chart of that width can draw
+EAGER_STEPS = 3  # a median of fewer steps is no measurement
 
 _OWN, _KIND = pl.col("pos") == pl.col("owner"), pl.col("kind")
 _COUNTS = {

@@ -10,19 +10,17 @@ from typing import Any, NamedTuple
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.compilers.prepared import (
-    PER_STEP,
-    RING,
-    SLOW_COMPILE_NS,
-    SLOW_EXECUTE_NS,
-    TORCH_COMPILE,
-    TORCH_XLA,
-    WARMUP_STEPS,
-)
+from stepscope.analyze.compilers.prepared import TORCH_COMPILE, TORCH_XLA
 from stepscope.engine.journal import event_data, json_object
 from stepscope.model.compilers import CompilerMetric, CompilerWarning
 from stepscope.read.text import integer, string
 from stepscope.tables.schema import Tables
+
+# The article's rule (torch_xla's debug profiler): it speaks only after so many steps, of more compiles per step.
+WARMUP_STEPS = 10  # also what we call warm-up: per process and kind of step, because evaluation compiles its own first
+PER_STEP = 0.5
+SLOW_COMPILE_NS, SLOW_EXECUTE_NS = 300 * 10**9, 30 * 10**9  # its own bounds for one compilation and one execution
+RING = 1024  # samples it keeps of a metric; its rates and percentiles stand on these
 
 COMPILE = ("CompileTime", "EagerOpCompileTime")
 EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "DynamoSyncInputExecuteTime")

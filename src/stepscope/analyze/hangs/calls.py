@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepscope.read.hang_recording import COMPLETED, STARTED, GroupName, HangRecording, Signature
-from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, flags
 
 DEFAULT_GROUPS = ("default_pg",)  # how torch describes the group of all ranks
 MAX_WORLD = 2**20
@@ -50,14 +50,14 @@ class Group(Struct, frozen=True):
 class Calls(Struct, frozen=True):
     """Columns over all calls of all dumps, in the order of ranks and, within a rank, as they were made.
 
-    `rank` and `group` are positions in `ranks` and `groups`, `order` counts a rank's calls. `open` are those that a
+    `group` is a position in `groups`, `order` counts a rank's calls. `open` are those that a
     rank had not come out of. `part` are pieces of a coalesced call, whose own row stands behind them.
     """
 
     ranks: Int64  # numbers, of which there is a dump
     groups: tuple[Group, ...]
     kinds: Sequence[str]
-    rank: Int32
+    rank: Int64
     group: Int32
     order: Int64
     sequence: Int64
@@ -71,9 +71,9 @@ class Calls(Struct, frozen=True):
     part: Bools
     created_ns: Int64
 
-    def of_rank(self, position: int) -> slice:
+    def of_rank(self, rank: int) -> slice:
         """The rows of a rank."""
-        return slice(*np.searchsorted(self.rank, [position, position + 1]).tolist())
+        return slice(*np.searchsorted(self.rank, [rank, rank + 1]).tolist())
 
 
 def calls(recording: HangRecording, world_size: int | None) -> Calls:
@@ -81,22 +81,25 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     dumps = recording.dumps
     ranks = np.array([dump.rank for dump in dumps], np.int64)
     lengths = np.array([len(dump.calls.group) for dump in dumps], np.int64)
-    rank = np.repeat(np.arange(len(dumps), dtype=np.int32), lengths)
+    rank = np.repeat(ranks, lengths)
 
     def column(name: str) -> np.ndarray:
         return np.concatenate([getattr(dump.calls, name) for dump in dumps]) if dumps else np.zeros(0, np.int64)
 
     raw, kind, signature = column("group").astype(np.int32), column("kind"), column("signature")
-    world = max(
-        [int(ranks.max()) + 1 if len(ranks) else 0, world_size or 0, _told_world(recording, raw, kind, signature)]
-    )
-    groups, number = _groups(recording, rank, raw, kind, signature, ranks, min(world, MAX_WORLD))
+    worlds = [number for number, name in enumerate(recording.groups) if _is_world(name)]
+    told = [max(name.ranks) + 1 for name in recording.groups if name.ranks]
+    told += [world_size or 0, _size_by_gathers(recording, np.isin(raw, worlds), kind, signature)]
+    world = max([int(ranks.max(initial=-1)) + 1, *told])
+    groups, number = _groups(recording, rank, raw, kind, signature, min(world, MAX_WORLD))
     group = number[raw] if len(raw) else raw
     sequence, p2p_sequence, p2p = column("sequence"), column("p2p_sequence"), column("p2p").astype(bool)
     coalesced = np.array([COALESCED.search(name) is not None for name in recording.kinds], bool)
     ends = coalesced[kind] if len(kind) else np.zeros(0, bool)
     state = column("state").copy()
     part = _parts(rank, group, sequence, p2p_sequence, ends, state)
+    holds_p2p = np.zeros(len(part), bool)  # coalesced calls whose last piece, right before them, is a send or receive
+    holds_p2p[1:] = ~part[1:] & part[:-1] & p2p[:-1]
     order = np.arange(len(rank)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Calls(
         ranks=ranks,
@@ -112,13 +115,13 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
         started=state >= STARTED,
         completed=state == COMPLETED,
         retired=column("retired").astype(bool),
-        p2p=p2p | _holds_p2p(part, p2p),
+        p2p=p2p | holds_p2p,
         part=part,
         created_ns=column("created_ns"),
     )
 
 
-def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:
+def _parts(rank: Int64, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:
     """Pieces of coalesced calls: rows of a group right before its row and of the same numbers. They get its state."""
     part = np.zeros(len(rank), bool)
     if not ends.any():
@@ -137,23 +140,6 @@ def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends
     part[by_group[inside]] = True
     state[by_group[inside]] = state[by_group[last[run[inside]]]]
     return part
-
-
-def _holds_p2p(part: Bools, p2p: Bools) -> Bools:
-    """Coalesced calls whose last piece, right before them, is a send or receive."""
-    found = np.zeros(len(part), bool)
-    found[1:] = ~part[1:] & part[:-1] & p2p[:-1]
-    return found
-
-
-def _told_world(recording: HangRecording, raw: Int32, kind: Int32, signature: Int32) -> int:
-    """How many ranks the group of all has, by what its gathers make of their inputs; 0 where nothing tells."""
-    whole = [number for number, name in enumerate(recording.groups) if _is_world(name)]
-    return max([_size_by_gathers(recording, np.isin(raw, whole), kind, signature), *map(_largest, recording.groups)])
-
-
-def _largest(group: GroupName) -> int:
-    return max(group.ranks) + 1 if group.ranks else 0
 
 
 def _is_world(group: GroupName) -> bool:
@@ -180,46 +166,36 @@ def elements(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def _groups(
-    recording: HangRecording, rank: Int32, raw: Int32, kind: Int32, signature: Int32, ranks: Int64, world: int
+    recording: HangRecording, rank: Int64, raw: Int32, kind: Int32, signature: Int32, world: int
 ) -> tuple[tuple[Group, ...], Int32]:
     """The groups, and for each of the recording's the number of its group.
 
     Names may repeat, so a group is a name and its ranks. Where no dump tells the ranks they are those that made calls
     in it, and of the group of all ranks all.
     """
-    known: dict[tuple[str, frozenset[int] | None], int] = {}
-    number = np.zeros(len(recording.groups), np.int32)
-    found: list[GroupName] = []
-    sets: dict[int, frozenset[int]] = {}
+    known: Numbers[tuple[str, frozenset[int] | None]] = Numbers()
+    sets: dict[int, frozenset[int]] = {}  # dumps of one file share their lists of ranks
+    number, found = np.zeros(len(recording.groups), np.int32), list[GroupName]()
     for at, name in enumerate(recording.groups):
-        members = None
-        if name.ranks is not None:
-            members = sets.setdefault(id(name.ranks), frozenset(name.ranks))
-        key = (name.name, members)
-        if key not in known:
-            known[key] = len(found)
+        members = None if name.ranks is None else sets.setdefault(id(name.ranks), frozenset(name.ranks))
+        number[at] = known[name.name, members]
+        if number[at] == len(found):
             found.append(name)
-        number[at] = known[key]
     made: list[Group] = []
-    sorted_by_group = np.argsort(number[raw], kind="stable") if len(raw) else np.zeros(0, np.int64)
-    bounds = (
-        np.searchsorted(number[raw][sorted_by_group], np.arange(len(found) + 1))
-        if len(raw)
-        else np.zeros(len(found) + 1, int)
-    )
+    of_row = number[raw] if len(raw) else raw
+    by_group = np.argsort(of_row, kind="stable")
+    bounds = np.searchsorted(of_row[by_group], np.arange(len(found) + 1))
     for at, name in enumerate(found):
-        rows = sorted_by_group[bounds[at] : bounds[at + 1]]
+        rows = by_group[bounds[at] : bounds[at + 1]]
         size: int | None
         if name.ranks is not None:
             members_of, size = np.array(name.ranks, np.int64), len(name.ranks)
         elif _is_world(name):
             members_of, size = np.arange(world, dtype=np.int64), world
         else:
-            members_of = ranks[np.unique(rank[rows])]
-            chosen = np.zeros(len(raw), bool)
-            chosen[rows] = True
-            size = _size_by_gathers(recording, chosen, kind, signature) or None
-            size = max(size, len(members_of)) if size is not None else None
+            members_of = np.unique(rank[rows])
+            told = _size_by_gathers(recording, flags(len(raw), rows), kind, signature)
+            size = max(told, len(members_of)) if told else None
         made.append(Group(name.name, name.description, members_of, size))
     return tuple(made), number
 

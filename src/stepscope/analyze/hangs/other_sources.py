@@ -40,64 +40,57 @@ class RasView(Struct, frozen=True):
     `equal` are sets of ranks of communicators in which all have made as many.
     """
 
-    said: Mapping[int, str]
-    gone: frozenset[int]
-    silent: frozenset[int]
-    behind: frozenset[int]
-    equal: tuple[frozenset[int], ...]
-    world_size: int | None
-    still: bool | None  # whether no count has grown from the first report to the last; None with one report
-
-
-NO_RAS = RasView({}, frozenset(), frozenset(), frozenset(), (), None, None)
+    said: Mapping[int, str] = {}
+    gone: frozenset[int] = frozenset()
+    silent: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
+    equal: tuple[frozenset[int], ...] = ()
+    world_size: int | None = None
+    still: bool | None = None  # whether no count has grown from the first report to the last; None with one report
 
 
 def ras(recording: HangRecording) -> RasView:
     """The newest report in words. Ranks of small communicators are found in the largest by host, process and device."""
-    if not recording.ras:
-        return NO_RAS
-    communicators = recording.ras[-1].communicators
+    communicators = recording.ras[-1].communicators if recording.ras else ()
     if not communicators:
-        return NO_RAS
+        return RasView()
     world = max(communicators, key=lambda one: one.size)
     numbers = {(one.host, one.pid, one.device): one.rank for one in world.ranks}
     said: dict[int, list[str]] = {}
-    sets: dict[str, set[int]] = {name: set() for name in ("gone", "silent", "behind")}
+    sets: dict[str, set[int]] = {"gone": set(), "silent": set(), "behind": set(), "": set()}
     equal: list[frozenset[int]] = []
     for communicator in communicators:
-        ranks = {one.rank: numbers.get((one.host, one.pid, one.device)) for one in communicator.ranks}
+        counted, slower = set[int](), _behind(communicator)
         for one in communicator.ranks:
-            rank = ranks[one.rank]
+            rank = numbers.get((one.host, one.pid, one.device))
             if rank is None:
                 continue
-            for text, kind in _odd(one):
+            if one.counts:
+                counted.add(rank)
+            for text, kind in (*_odd(one), *((text, "behind") for text in slower.get(one.rank, ()))):
                 said.setdefault(rank, []).append(text)
-                if kind:
-                    sets[kind].add(rank)
-        slower = _behind(communicator)
-        for number, text in slower.items():
-            rank = ranks.get(number)
-            if rank is not None:
-                sets["behind"].add(rank)
-                said.setdefault(rank, []).append(text)
-        counted = frozenset(rank for one in communicator.ranks if one.counts and (rank := ranks[one.rank]) is not None)
+                sets[kind].add(rank)
         if not slower and len(counted) > 1:
-            equal.append(counted)
-    texts = {rank: "; ".join(dict.fromkeys(some)) for rank, some in said.items()}
-    return RasView(
-        texts, frozenset(sets["gone"]), frozenset(sets["silent"]), frozenset(sets["behind"]), tuple(equal), world.size,
-        _still(recording) if len(recording.ras) > 1 else None,
-    )  # fmt: skip
+            equal.append(frozenset(counted))
+    still = None
+    if len(recording.ras) > 1:  # whether no rank has made more calls in the last report than in the first
+        first, last = (
+            {(each.hash, one.rank): one.counts for each in report.communicators for one in each.ranks if one.counts}
+            for report in (recording.ras[0], recording.ras[-1])
+        )
+        still = all(last[key] == counts for key, counts in first.items() if key in last)
+    gone, silent, behind = (frozenset(sets[name]) for name in ("gone", "silent", "behind"))
+    words = {rank: "; ".join(dict.fromkeys(some)) for rank, some in said.items()}
+    return RasView(words, gone, silent, behind, tuple(equal), world.size, still)
 
 
 def _odd(one: RasRank) -> list[tuple[str, str]]:
+    """What is odd about a rank, in words, and the set that it puts the rank in."""
     found = []
     if one.dead:
         found.append(("considered dead", "gone"))
-    elif one.unresponsive:
-        found.append(("does not answer", "silent"))
-    elif one.counts is None:
-        found.append(("no answer in time", "silent"))
+    elif one.unresponsive or one.counts is None:
+        found.append(("does not answer" if one.unresponsive else "no answer in time", "silent"))
     if one.error:
         found.append((f"error {one.error} of NCCL", ""))
     if one.ending:
@@ -105,31 +98,16 @@ def _odd(one: RasRank) -> list[tuple[str, str]]:
     return found
 
 
-def _behind(communicator: Communicator) -> dict[int, str]:
+def _behind(communicator: Communicator) -> dict[int, list[str]]:
     """Ranks of a communicator that have made fewer calls of a kind than most, or than the others where two differ."""
-    found: dict[int, str] = {}
-    counted = [one for one in communicator.ranks if one.counts]
-    for name in sorted({name for one in counted for name in one.counts or ()}):
-        values = {one.rank: (one.counts or {}).get(name, 0) for one in counted}
-        most = max(values.values())
-        for rank, count in values.items():
-            if count < most:
-                found.setdefault(rank, f"{count:,} calls of {name}, others {most:,}")
+    found: dict[int, list[str]] = {}
+    counts = {one.rank: one.counts for one in communicator.ranks if one.counts}
+    for name in sorted({name for each in counts.values() for name in each}):
+        most = max(each.get(name, 0) for each in counts.values())
+        for rank, each in counts.items():
+            if each.get(name, 0) < most:
+                found.setdefault(rank, [f"{each.get(name, 0):,} calls of {name}, others {most:,}"])
     return found
-
-
-def _still(recording: HangRecording) -> bool:
-    """Whether no rank has made more calls in the last report than in the first."""
-    first, last = (
-        {
-            (communicator.hash, one.rank): one.counts
-            for communicator in report.communicators
-            for one in communicator.ranks
-            if one.counts
-        }
-        for report in (recording.ras[0], recording.ras[-1])
-    )
-    return all(last[key] == counts for key, counts in first.items() if key in last)
 
 
 # ------------------------------------------------------------------------------------------------- the run's recording

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hangs import other_sources
-from stepscope.analyze.hangs.calls import Calls, calls
+from stepscope.analyze.hangs.calls import calls
 from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, named
-from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
+from stepscope.analyze.hangs.waits import Cause, Wait, Waits
 from stepscope.model.counted import things
 from stepscope.model.findings import Place
 from stepscope.model.ranks import (
@@ -44,23 +43,17 @@ SHAPES_SHOWN = 4
 SAID_OF_CIRCLE = 4  # calls
 
 
-class Judged(Struct, frozen=True, dict=True):
+class Judged(Waits, frozen=True, dict=True):
     """All that the verdict is made from."""
 
-    recording: HangRecording
     context: Context
-    waits: Waits
     ras: RasView
-
-    @property
-    def calls(self) -> Calls:
-        return self.waits.calls
 
     @cached_property
     def asked(self) -> set[int]:
         """Ranks that stacks and processes are asked about: causes first, then some of those who wait."""
-        ranks = dict.fromkeys(rank for cause in self.waits.causes for rank in cause.ranks)
-        waiting = (int(self.calls.ranks[at]) for wait in self.waits.waits for at in wait.waiting)
+        ranks = dict.fromkeys(rank for cause in self.causes for rank in cause.ranks)
+        waiting = (rank for wait in self.waits for rank in wait.waiting)
         return set(list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT])
 
     @cached_property
@@ -101,9 +94,9 @@ class Judged(Struct, frozen=True, dict=True):
                 lines[place] += count
         return lines.most_common(1)[0][0] if lines else None
 
-    def collective(self, position: int, group: int) -> dict[int, int]:
+    def collective(self, rank: int, group: int) -> dict[int, int]:
         """A rank's collective calls in a group: the row of each number."""
-        calls, mine = self.calls, self.calls.of_rank(position)
+        calls, mine = self.calls, self.calls.of_rank(rank)
         chosen = (calls.group[mine] == group) & ~calls.p2p[mine] & ~calls.part[mine]
         rows = mine.start + np.flatnonzero(chosen)
         return dict(zip(calls.sequence[rows].tolist(), rows.tolist(), strict=True))
@@ -114,7 +107,7 @@ def blamed_ranks(recording: HangRecording) -> tuple[int, ...]:
     seen = other_sources.ras(recording)
     named = sorted(seen.gone | seen.silent | seen.behind)
     if recording.dumps:
-        waits = find(recording, calls(recording, seen.world_size))
+        waits = Waits(recording, calls(recording, seen.world_size))
         named = [rank for cause in waits.causes if cause.kind not in (STUCK, CROSSED) for rank in cause.ranks] + named
     return tuple(dict.fromkeys(named))[:MAX_BLAMED]
 
@@ -124,7 +117,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     seen = other_sources.ras(recording)
     sizes = [size for size in (world_size, seen.world_size) if size]
     known = calls(recording, max(sizes, default=None))
-    judged = Judged(recording, context, find(recording, known), seen)
+    judged = Judged(recording, known, context, seen)
     if not recording.dumps:
         return _by_ras(judged)
     world = max(
@@ -133,7 +126,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
     numbers = _numbers(judged)
-    causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.waits.causes]
+    causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
     notes = [*_notes(judged, absent, world)]
     verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
@@ -142,7 +135,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
         sentence=sentence,
         causes=tuple(causes),
         calls=tuple(_pending(judged, at, numbers) for at in shown),
-        mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits.waits if wait.differing is not None),
+        mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits if wait.differing is not None),
         ranks=tuple(_ranks(judged, causes, numbers, absent)),
         dumps=len(recording.dumps),
         ras_reports=len(recording.ras),
@@ -166,8 +159,8 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
 
 def _numbers(judged: Judged) -> dict[int, int]:
     """The number of each open call in the table: those of causes first, then by time."""
-    waits = judged.waits.waits
-    first = [at for cause in judged.waits.causes for at in cause.waits]
+    waits = judged.waits
+    first = [at for cause in judged.causes for at in cause.waits]
     others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
     return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
 
@@ -176,7 +169,7 @@ def _numbers(judged: Judged) -> dict[int, int]:
 
 
 def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait, ranks, one = judged.waits.waits[cause.waits[0]], cause.ranks, len(cause.ranks) == 1
+    wait, ranks, one = judged.waits[cause.waits[0]], cause.ranks, len(cause.ranks) == 1
     gone, (call, line, waiting) = judged.gone(ranks), _said(judged, wait)
     all_gone = len(gone) == len(ranks)
     if all_gone:
@@ -184,13 +177,12 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     else:
         sentence = f"{_rank_words(ranks)} did not come to {call}, in which {waiting}"
     rank, place = ranks[0], None
-    position = int(np.searchsorted(judged.calls.ranks, rank))
     standing = judged.standing.get(rank)
     if standing is not None and not gone:
         place = standing.place
         where = f"{_at(place)} ({standing.function})" if place is not None else f" in {standing.function}"
         sentence += f"; its main thread stood{where} at last" if one else f"; rank {rank} stood{where}"
-    left_out, mine = _left_out(judged, wait, position), judged.calls.of_rank(position)
+    left_out, mine = _left_out(judged, wait, rank), judged.calls.of_rank(rank)
     if left_out is not None:
         sentence += f"; {left_out[0]}" if one else f"; rank {rank}: {left_out[0]}"
         place = place or left_out[1]
@@ -205,17 +197,17 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     return HangCause(ENDED if all_gone else MISSING, number, ranks, sentence, place or line)
 
 
-def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | None] | None:
+def _left_out(judged: Judged, wait: Wait, rank: int) -> tuple[str, Place | None] | None:
     """Where a rank's calls in a group are from some call on those that the others made later, or earlier.
 
     Calls are compared by what they are and by the user's line, with those of a rank that waits.
     """
     if wait.sequence is None or not wait.waiting:
         return None
-    mine, others = (judged.collective(at, wait.group) for at in (position, wait.waiting[0]))
+    mine, others = (judged.collective(at, wait.group) for at in (rank, wait.waiting[0]))
 
     def token(row: int) -> tuple[int, Place | None]:
-        return int(judged.waits.tokens[row]), judged.place(row)
+        return int(judged.tokens[row]), judged.place(row)
 
     common = sorted(mine.keys() & others.keys())
     first = next((sequence for sequence in common if token(mine[sequence]) != token(others[sequence])), None)
@@ -236,7 +228,7 @@ def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | N
 
 
 def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
+    wait = judged.waits[cause.waits[0]]
     assert wait.differing is not None
     found, call = _mismatch(judged, wait), _call(judged, wait, name=False)
     if found.expected is None:
@@ -246,12 +238,12 @@ def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
     sentence = f"{made}, where the others made {found.expected}{_at(found.expected_place)}"
     place = found.place or found.expected_place
     if wait.sequence is not None:
-        position, left_out = int(np.searchsorted(judged.calls.ranks, cause.ranks[0])), None
-        others = [at for at in wait.waiting if int(judged.calls.ranks[at]) not in cause.ranks]
+        rank, left_out = cause.ranks[0], None
+        others = [other for other in wait.waiting if other not in cause.ranks]
         if others:
-            left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position)
-        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == position)
-        usual = judged.waits.usual(position, own)
+            left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), rank)
+        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == rank)
+        usual = judged.usual(rank, own)
         if left_out is None and usual is not None:
             row, skipped = usual
             verb = "it left out" if skipped else "before, it made"
@@ -266,15 +258,15 @@ def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
     assert wait.differing is not None
     by_token: dict[tuple[int, int], list[int]] = {}
     for row in wait.differing.rows.tolist():
-        by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
+        by_token.setdefault((int(judged.tokens[row]), int(judged.calls.signature[row])), []).append(row)
     for some in list(by_token.values())[:4]:
-        ranks = [int(judged.calls.ranks[judged.calls.rank[row]]) for row in some]
+        ranks = judged.calls.rank[some].tolist()
         made = _made(judged, some[0], wait.differing.what)
         yield f"{_rank_words(ranks).lower()} made {made}{_at(judged.common_place(some))}"
 
 
 def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
-    waits = judged.waits.waits
+    waits = judged.waits
     said = []
     for at in cause.waits[:SAID_OF_CIRCLE]:
         wait = waits[at]
@@ -287,12 +279,12 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
         "calls wait for each other in a circle, as ranks made them in different orders or one left a call out: "
         f"{'; '.join(said)}{more}"
     )
-    positions = dict.fromkeys(one for at in cause.waits for one in waits[at].waiting)
-    left = {one: rows for one in list(positions)[:MAX_LOOKED_AT] if (rows := judged.waits.departed(one)) is not None}
+    ranks = list(dict.fromkeys(rank for at in cause.waits for rank in waits[at].waiting))[:MAX_LOOKED_AT]
+    left = {rank: rows for rank in ranks if (rows := judged.departed(rank)) is not None}
     if len(left) != 1:
         return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[cause.waits[0]]))
-    position, (made, usual) = next(iter(left.items()))
-    rank, place = int(judged.calls.ranks[position]), judged.place(made)
+    rank, (made, usual) = next(iter(left.items()))
+    place = judged.place(made)
     sentence += (
         f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} "
         f"before, it made {_plain(judged, made)}{_at(place)}"
@@ -302,11 +294,11 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
 
 def _plain(judged: Judged, row: int) -> str:
     """A call without its number."""
-    return f"{judged.waits.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
+    return f"{judged.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
 
 
 def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
+    wait = judged.waits[cause.waits[0]]
     gone, (call, line, waiting) = judged.gone(cause.ranks), _said(judged, wait)
     if gone:
         ranks = tuple(gone)
@@ -334,7 +326,7 @@ def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
 
 
 def _stuck(judged: Judged, cause: Cause, number: int) -> HangCause:
-    call, line, waiting = _said(judged, judged.waits.waits[cause.waits[0]])
+    call, line, waiting = _said(judged, judged.waits[cause.waits[0]])
     sentence = (
         f"{waiting} in {call}, and all made it alike: no rank is missing. It had not ended when the dumps were "
         "written: the job was still running, a transfer does not end, or the device is busy with what was queued "
@@ -384,10 +376,9 @@ def _by_ras(judged: Judged) -> HangVerdict:
 
 
 def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
-    wait, calls = judged.waits.waits[at], judged.calls
-    group, signature = calls.groups[wait.group], judged.waits.signature(wait.row)
-    causes = {one for cause in judged.waits.causes for one in cause.waits}
-    waiting, absent = ([int(calls.ranks[one]) for one in some] for some in (wait.waiting, wait.absent))
+    wait, calls = judged.waits[at], judged.calls
+    group, signature = calls.groups[wait.group], judged.signature(wait.row)
+    causes = {one for cause in judged.causes for one in cause.waits}
     return PendingCall(
         number=numbers[at],
         group=group.label,
@@ -396,10 +387,10 @@ def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
         call=_operation(judged, wait),
         sizes=_sizes(signature),
         dtypes=_types(signature),
-        waiting=len(set(waiting)),
-        waiting_ranks=named(waiting),
-        absent=len(absent),
-        absent_ranks=named(absent),
+        waiting=len(set(wait.waiting)),
+        waiting_ranks=named(wait.waiting),
+        absent=len(wait.absent),
+        absent_ranks=named(wait.absent),
         no_dump=len(wait.silent),
         no_dump_ranks=named(wait.silent),
         role="cause" if at in causes else "follows",
@@ -414,12 +405,11 @@ def _mismatch(judged: Judged, wait: Wait) -> CallMismatch:
     assert differing is not None
     calls = judged.calls
     rows = differing.rows.tolist()
-    ranks = [int(calls.ranks[calls.rank[row]]) for row in rows]
     return CallMismatch(
         what=differing.what,
         group=calls.groups[wait.group].label,
         sequence=wait.sequence,
-        ranks=named(ranks),
+        ranks=named(calls.rank[rows].tolist()),
         found=_made(judged, rows[0], differing.what),
         expected=None if differing.expected is None else _made(judged, differing.expected, differing.what),
         place=judged.common_place(rows) if differing.expected is not None else judged.place(rows[0]),
@@ -434,21 +424,18 @@ def _ranks(
     calls = judged.calls
     blamed = dict.fromkeys(rank for cause in causes if cause.kind != STUCK for rank in cause.ranks)
     waiting: dict[int, int] = {}
-    for at, wait in enumerate(judged.waits.waits):
-        for one in wait.waiting:
-            rank = int(calls.ranks[one])
+    for at, wait in enumerate(judged.waits):
+        for rank in wait.waiting:
             waiting[rank] = min(waiting.get(rank, numbers[at]), numbers[at])
     others = (rank for rank in calls.ranks.tolist() if rank not in waiting)
-    positions = {rank: at for at, rank in enumerate(calls.ranks.tolist())}
     for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
-        position = positions.get(rank)
-        mine = range(0) if position is None else range(*judged.calls.of_rank(position).indices(len(calls.rank)))
-        last = mine[-1] if mine else None
+        mine, known = calls.of_rank(rank), rank in judged.dumps
+        last = mine.stop - 1 if mine.stop > mine.start else None
         standing, ending = judged.standing.get(rank), judged.endings.get(rank)
-        state = "waits" if rank in waiting else "between calls" if position is not None else "no dump"
+        state = "waits" if rank in waiting else "between calls" if known else "no dump"
         yield HangRank(
             rank=rank,
-            state="cause" if rank in blamed and position is not None and state != "waits" else state,
+            state="cause" if rank in blamed and known and state != "waits" else state,
             call=waiting.get(rank),
             last_call="" if last is None else _row_words(judged, last),
             place=None if last is None else judged.place(last),
@@ -463,9 +450,9 @@ def _ranks(
 
 
 def _disagreements(judged: Judged) -> Iterator[str]:
-    calls, view = judged.calls, judged.ras
-    waiting = {int(calls.ranks[at]) for wait in judged.waits.waits for at in wait.waiting}
-    missing = {rank for cause in judged.waits.causes if cause.kind == MISSING for rank in cause.ranks}
+    view = judged.ras
+    waiting = {rank for wait in judged.waits for rank in wait.waiting}
+    missing = {rank for cause in judged.causes if cause.kind == MISSING for rank in cause.ranks}
     for rank in sorted(view.gone & waiting):
         yield f"rank {rank}: NCCL RAS considers it dead, and by its dump it waits in a call"
     if missing and view.behind and not missing & view.behind:
@@ -541,7 +528,7 @@ def _line(judged: Judged, wait: Wait) -> Place | None:
 
 def _operation(judged: Judged, wait: Wait) -> str:
     if wait.ends is None:
-        return judged.waits.kind(wait.row)
+        return judged.kind(wait.row)
     return f"transfer {wait.ends[0]} -> {wait.ends[1]}"
 
 
@@ -557,22 +544,22 @@ def _row_words(judged: Judged, row: int) -> str:
     calls = judged.calls
     group = calls.groups[int(calls.group[row])].label
     number = f" #{int(calls.sequence[row])}" if not calls.p2p[row] and calls.sequence[row] >= 0 else ""
-    return f"{judged.waits.kind(row)}{number} of group {group}"
+    return f"{judged.kind(row)}{number} of group {group}"
 
 
 def _waiting(judged: Judged, wait: Wait) -> str:
     count = len(set(wait.waiting))
     size = 2 if wait.ends is not None else judged.calls.groups[wait.group].size
     if count == 1:
-        return f"rank {int(judged.calls.ranks[wait.waiting[0]])} waits"
+        return f"rank {wait.waiting[0]} waits"
     return f"{count:,} of {size:,} ranks wait" if size else f"{count:,} ranks wait"
 
 
 def _made(judged: Judged, row: int, what: str) -> str:
     """A call, with what of it differs."""
-    signature = judged.waits.signature(row)
+    signature = judged.signature(row)
     told = {"sizes": _sizes(signature), "dtypes": _types(signature)}.get(what, "")
-    return f"{judged.waits.kind(row)}{f' of {told}' if told else ''}"
+    return f"{judged.kind(row)}{f' of {told}' if told else ''}"
 
 
 def _sizes(signature: Signature) -> str:

@@ -7,7 +7,7 @@ wait nowhere, in calls that differ, in a circle, or in ranks of which nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from stepscope.analyze.hangs.calls import COALESCED, Calls, comparable, elements, peers
 from stepscope.model.ranks import CROSSED, MISMATCH, MISSING, NO_DUMP, STUCK
-from stepscope.read.hang_recording import HangRecording, Signature
+from stepscope.read.hang_recording import Dump, HangRecording, Signature
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
 
 UNKNOWN = -1  # how far a rank came in a group whose calls its ring no longer holds
@@ -25,6 +25,8 @@ SURE_PATTERN = 16  # from here on another call than before is a departure
 LONGEST_PATTERN = 256
 DEPARTED_WITHIN = 64  # calls before the end: later ones than the departure are few, as all soon wait
 MAX_WAITS = 20_000  # open calls that are followed; of more the first by time
+
+_Key = tuple[int, "int | None", "tuple[int, int] | None"]  # group, sequence number, ends
 
 
 class Differing(Struct, frozen=True):
@@ -36,7 +38,7 @@ class Differing(Struct, frozen=True):
 
 
 class Wait(Struct):
-    """An open call. Ranks are positions among the dumps, those of whom nothing is known (`silent`) numbers.
+    """An open call, of one group either by its sequence number or, a send or receive, by its ends.
 
     `row` is the row of the first rank that made it; `follows` are positions of the calls that it waits for. `unnamed`
     ranks more belong to the group, and no dump tells which.
@@ -70,7 +72,20 @@ class Waits(Struct, frozen=True, dict=True):
 
     recording: HangRecording
     calls: Calls
-    tokens: Int32  # by row, the same for calls that ranks may make together
+
+    @cached_property
+    def tokens(self) -> Int32:
+        """By row, the same for calls that ranks may make together."""
+        calls, signatures = self.calls, self.recording.signatures
+        known: Numbers[object] = Numbers()
+        pairs = calls.kind.astype(np.int64) * (len(signatures) + 1) + calls.signature + 1
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        numbers = []
+        for pair in distinct.tolist():
+            kind, given = divmod(pair, len(signatures) + 1)
+            name, signature = calls.kinds[kind], signatures[given - 1] if given else Signature()
+            numbers.append(known[name, () if COALESCED.fullmatch(name) else comparable(name, signature)])
+        return np.array(numbers, np.int32)[inverse]
 
     @cached_property
     def _collective(self) -> Bools:
@@ -78,9 +93,9 @@ class Waits(Struct, frozen=True, dict=True):
 
     @cached_property
     def _last(self) -> tuple[dict[tuple[int, int], int], Int64]:
-        """The last collective call of each (position of rank, group), and of each group the last that all made."""
+        """The last collective call of each (rank, group), and of each group the last that all made."""
         calls, chosen = self.calls, np.flatnonzero(self._collective)
-        pair = calls.rank[chosen].astype(np.int64) * max(1, len(calls.groups)) + calls.group[chosen]
+        pair = calls.rank[chosen] * max(1, len(calls.groups)) + calls.group[chosen]
         known, inverse = np.unique(pair, return_inverse=True)
         last = np.zeros(len(known), np.int64)
         np.maximum.at(last, inverse, calls.sequence[chosen])
@@ -88,26 +103,20 @@ class Waits(Struct, frozen=True, dict=True):
         found = dict(zip(zip(rank.tolist(), group.tolist(), strict=True), last.tolist(), strict=True))
         least = np.full(len(calls.groups), np.iinfo(np.int64).max)
         np.minimum.at(least, group, last)
-        made = np.bincount(group, minlength=len(calls.groups))
         for number, one in enumerate(calls.groups):
-            there = self._positions(one.members)
-            silent = (at for at in there if (at, number) not in found)
-            if made[number] < len(there) and any(self.recording.dumps[at].whole for at in silent):
+            silent = (rank for rank in one.members.tolist() if (rank, number) not in found)
+            if any(rank in self.dumps and self.dumps[rank].whole for rank in silent):
                 least[number] = 0
         return found, least
 
-    def came(self, position: int, group: int) -> int:
-        """The last collective call of a rank in a group, 0 where it made none, UNKNOWN where its ring does not tell."""
-        return self._last[0].get((position, group), 0 if self.recording.dumps[position].whole else UNKNOWN)
+    @cached_property
+    def dumps(self) -> dict[int, Dump]:
+        """By rank."""
+        return {dump.rank: dump for dump in self.recording.dumps}
 
-    def _positions(self, members: Int64) -> list[int]:
-        """Of those of whom there is a dump."""
-        ranks = self.calls.ranks
-        if not len(ranks):
-            return []
-        at = np.minimum(np.searchsorted(ranks, members), len(ranks) - 1)
-        found: list[int] = at[ranks[at] == members].tolist()
-        return found
+    def came(self, rank: int, group: int) -> int:
+        """The last collective call of a rank in a group, 0 where it made none, UNKNOWN where its ring does not tell."""
+        return self._last[0].get((rank, group), 0 if self.dumps[rank].whole else UNKNOWN)
 
     @cached_property
     def open(self) -> Bools:
@@ -135,25 +144,22 @@ class Waits(Struct, frozen=True, dict=True):
     def waits(self) -> list[Wait]:
         """Every call that is the first open one of a rank in its group, and calls that differ."""
         calls = self.calls
-        found: dict[tuple[object, ...], int] = {}
+        found: dict[_Key, int] = {}
         waits: list[Wait] = []
         heads: dict[int, list[tuple[int, int, int]]] = {}  # of a rank: (order, row, wait)
         for row, key in self._heads():
-            at = found.get(key)
-            if at is None:
+            if key not in found:
                 if len(waits) >= MAX_WAITS:
                     continue
-                at = found[key] = len(waits)
-                ends = key[2] if key[0] == "p2p" else None
-                sequence = None if key[0] == "p2p" else int(calls.sequence[row])
-                waits.append(Wait(int(calls.group[row]), sequence, ends, row, 0))  # type: ignore[arg-type]
-            position = int(calls.rank[row])
-            waits[at].waiting.append(position)
+                found[key] = len(waits)
+                waits.append(Wait(*key, row, 0))
+            rank, at = int(calls.rank[row]), found[key]
+            waits[at].waiting.append(rank)
             waits[at].rows.append(row)
             created = int(calls.created_ns[row])
             if created and (not waits[at].since_ns or created < waits[at].since_ns):
                 waits[at].since_ns, waits[at].row = created, row
-            heads.setdefault(position, []).append((int(calls.order[row]), row, at))
+            heads.setdefault(rank, []).append((int(calls.order[row]), row, at))
         for mine in heads.values():
             mine.sort()
             for (_, _, before), (_, row, at) in pairwise(mine):
@@ -164,7 +170,7 @@ class Waits(Struct, frozen=True, dict=True):
         self._differ(waits)
         return waits
 
-    def _heads(self) -> Iterator[tuple[int, tuple[object, ...]]]:
+    def _heads(self) -> Iterator[tuple[int, _Key]]:
         """(row, key) of each rank's first open collective call in each group, and of its sends and receives by pair."""
         calls = self.calls
         rows = np.flatnonzero(self.open & self._collective)
@@ -172,45 +178,41 @@ class Waits(Struct, frozen=True, dict=True):
         pair = np.stack([calls.rank[order], calls.group[order]])
         first = np.append(True, (pair[:, 1:] != pair[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
         for row in order[first].tolist():
-            yield row, ("collective", int(calls.group[row]), int(calls.sequence[row]))
-        seen: set[tuple[object, ...]] = set()
+            yield row, (int(calls.group[row]), int(calls.sequence[row]), None)
+        seen: set[tuple[int, _Key]] = set()
         # those in an open coalesced call included
         for row in np.flatnonzero(self._peered & ~calls.completed & ~calls.retired).tolist():
-            kind, group = int(calls.kind[row]), int(calls.group[row])
-            ends = (self._global(group, int(self._ends[0][kind])), self._global(group, int(self._ends[1][kind])))
-            key = ("p2p", group, ends)
-            mine = (int(calls.rank[row]), *key)
+            key = (int(calls.group[row]), None, self._pair(row))
+            mine = (int(calls.rank[row]), key)
             if mine not in seen:
                 seen.add(mine)
                 yield row, key
 
-    def _global(self, group: int, rank: int) -> int:
-        members = self.calls.groups[group].members
-        return int(members[rank]) if rank < len(members) else rank
+    def _pair(self, row: int) -> tuple[int, int]:
+        """(from, to) of a send or receive."""
+        members, kind = self.calls.groups[int(self.calls.group[row])].members, int(self.calls.kind[row])
+        ends = (int(end[kind]) for end in self._ends)
+        source, target = (int(members[rank]) if rank < len(members) else rank for rank in ends)
+        return source, target
 
     def _fill(self, wait: Wait, heads: dict[int, list[tuple[int, int, int]]]) -> None:
         """Who of its group is not there, and what they wait in."""
-        ranks = self.calls.ranks
-        if wait.ends is not None:
-            members = np.array(sorted(set(wait.ends)), np.int64)
-        else:
-            members, size = self.calls.groups[wait.group].members, self.calls.groups[wait.group].size
-            wait.unnamed = max(0, (size or 0) - len(members))
-        there = self._positions(members)
-        if len(there) < len(members):
-            wait.silent = sorted(set(members.tolist()) - {int(ranks[at]) for at in there})
-        waiting = set(wait.waiting)
-        for position in there:
-            if position in waiting:
+        members = sorted(set(wait.ends or self.calls.groups[wait.group].members.tolist()))
+        if wait.ends is None:
+            wait.unnamed = max(0, (self.calls.groups[wait.group].size or 0) - len(members))
+        wait.silent = [rank for rank in members if rank not in self.dumps]
+        waiting = {*wait.waiting, *wait.silent}
+        for rank in members:
+            if rank in waiting:
                 continue
-            came = 0 if wait.ends is not None else self.came(position, wait.group)
-            if came == UNKNOWN or (wait.ends is not None and self.recording.dumps[position].gaps):
-                wait.silent.append(int(ranks[position]))
+            came = 0 if wait.ends is not None else self.came(rank, wait.group)
+            if came == UNKNOWN or (wait.ends is not None and self.dumps[rank].gaps):
+                wait.silent.append(rank)
             elif wait.ends is not None or came < (wait.sequence or 0):
-                wait.absent.append(position)
-                pending = heads.get(position, ())
+                wait.absent.append(rank)
+                pending = heads.get(rank, ())
                 if not pending:
-                    wait.free.append(position)
+                    wait.free.append(rank)
                 # what a device has taken up after the first call waits for that one, unless it has begun
                 wait.follows.update(at for n, (_, row, at) in enumerate(pending) if not n or self.calls.started[row])
 
@@ -239,8 +241,8 @@ class Waits(Struct, frozen=True, dict=True):
                 same = len(waits)
                 times = calls.created_ns[rows]
                 since = int(times[times > 0].min()) if (times > 0).any() else 0
-                positions = calls.rank[rows].tolist()
-                waits.append(Wait(group, sequence, None, int(rows[0]), since, positions, rows.tolist()))
+                ranks = calls.rank[rows].tolist()
+                waits.append(Wait(group, sequence, None, int(rows[0]), since, ranks, rows.tolist()))
             waits[same].differing = differing
             waits[same].follows.clear()
             if differing.expected is not None:
@@ -317,19 +319,19 @@ class Waits(Struct, frozen=True, dict=True):
             definite = [at for at in inside if waits[at].differing is not None or waits[at].free]
             for at in definite:
                 differing = waits[at].differing
-                positions = waits[at].free if differing is None else self.calls.rank[differing.rows].tolist()
+                ranks = waits[at].free if differing is None else self.calls.rank[differing.rows].tolist()
                 kind = MISSING if differing is None else MISMATCH
-                found.append(Cause(kind, (at,), self._ranks(positions)))
+                found.append(Cause(kind, (at,), tuple(sorted(set(ranks)))))
             if definite or number in leaves:
                 continue
             wait = waits[inside[0]]
             if len(inside) > 1:
-                those = [one for at in inside for one in waits[at].waiting]
-                found.append(Cause(CROSSED, tuple(inside), self._ranks(those)))
+                ranks = sorted({rank for at in inside for rank in waits[at].waiting})
+                found.append(Cause(CROSSED, tuple(inside), tuple(ranks)))
             elif wait.silent or wait.unnamed:
                 found.append(Cause(NO_DUMP, (inside[0],), tuple(wait.silent)))
             else:
-                found.append(Cause(STUCK, (inside[0],), self._ranks(wait.waiting)))
+                found.append(Cause(STUCK, (inside[0],), tuple(sorted(set(wait.waiting)))))
         never, less_certain = np.iinfo(np.int64).max, {NO_DUMP: 1, STUCK: 2}
         found.sort(
             key=lambda one: (
@@ -349,8 +351,7 @@ class Waits(Struct, frozen=True, dict=True):
             if cause.kind == MISSING:
                 if set(cause.ranks) <= named:
                     continue
-                position = int(np.searchsorted(self.calls.ranks, cause.ranks[0]))
-                expected = self.expected(position)
+                expected = self.expected(cause.ranks[0])
                 own = [one for one in causes if one.kind == MISSING and cause.ranks[0] in one.ranks]
                 cause = next((one for one in own if expected is not None and self._is_of(one, expected)), cause)
                 named.update(cause.ranks)
@@ -359,66 +360,46 @@ class Waits(Struct, frozen=True, dict=True):
 
     def _is_of(self, cause: Cause, row: int) -> bool:
         """Whether a row is of the group, and of the same two ends, as the call of a cause."""
-        wait, kind = self.waits[cause.waits[0]], int(self.calls.kind[row])
+        wait = self.waits[cause.waits[0]]
         if wait.group != int(self.calls.group[row]):
             return False
-        if wait.ends is None:
-            return bool(self._ends[0][kind] < 0)
-        return wait.ends == tuple(self._global(wait.group, int(end[kind])) for end in self._ends)
+        return wait.ends == (self._pair(row) if self._peered[row] else None)
 
     # ------------------------------------------------------------------------------------------ what a rank does next
 
-    def past(self, position: int) -> tuple[int, Int64]:
+    def past(self, rank: int) -> tuple[int, Int64]:
         """The first row of a rank, and for each of its rows what tells it from its others: group, kind, sizes, line."""
-        mine = self.calls.of_rank(position)
+        mine = self.calls.of_rank(rank)
         columns = np.stack([getattr(self.calls, name)[mine] for name in ("group", "kind", "signature", "stack")])
         inverse = np.unique(columns, axis=1, return_inverse=True)[1] if columns.size else np.zeros(0)
         return mine.start, inverse.reshape(-1).astype(np.int64)
 
-    def expected(self, position: int) -> int | None:
+    def expected(self, rank: int) -> int | None:
         """A row of a rank's past like the call that it would make next; None where its past does not tell."""
-        first, past = self.past(position)
+        first, past = self.past(rank)
         at, length = followed(past, len(past))
         return first + at if length >= SHORTEST_PATTERN else None
 
-    def usual(self, position: int, row: int) -> tuple[int, bool] | None:
+    def usual(self, rank: int, row: int) -> tuple[int, bool] | None:
         """A row like what a rank made before at the point of `row`, where that is another call than `row`.
 
         With it whether what it made instead is what came next before: then it left that call out.
         """
-        first, past = self.past(position)
+        first, past = self.past(rank)
         end = row - first
         at, length = followed(past, end)
         if length < SHORTEST_PATTERN or past[at] == past[end]:
             return None
         return first + at, bool(past[at + 1] == past[end])
 
-    def departed(self, position: int) -> tuple[int, int] | None:
+    def departed(self, rank: int) -> tuple[int, int] | None:
         """(row it made, row like what it made before at that point) where a rank left its own pattern at last."""
-        first, past = self.past(position)
+        first, past = self.past(rank)
         for end in range(max(SHORTEST_PATTERN, len(past) - DEPARTED_WITHIN), len(past)):
             at, length = followed(past, end)
             if length >= SURE_PATTERN and past[at] != past[end]:
                 return first + end, first + at
         return None
-
-    def _ranks(self, positions: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted({int(self.calls.ranks[at]) for at in positions}))
-
-
-def find(recording: HangRecording, calls: Calls) -> Waits:
-    """The open calls of a recording."""
-    known: Numbers[object] = Numbers()
-    pairs = calls.kind.astype(np.int64) * (len(recording.signatures) + 1) + calls.signature + 1
-    distinct, inverse = np.unique(pairs, return_inverse=True)
-    numbers = []
-    for pair in distinct.tolist():
-        kind, given = divmod(pair, len(recording.signatures) + 1)
-        name = calls.kinds[kind]
-        signature = recording.signatures[given - 1] if given else Signature()
-        numbers.append(known[name, () if COALESCED.fullmatch(name) else comparable(name, signature)])
-    tokens: Int32 = np.array(numbers, np.int32)[inverse] if numbers else np.zeros(0, np.int32)
-    return Waits(recording, calls, tokens)
 
 
 def _components(follows: Sequence[Sequence[int]]) -> tuple[list[int], set[int]]:

@@ -1,4 +1,9 @@
-"""What sampled stacks say of a run beyond hot lines: stages, phases, waits, slow steps, and where ranks differ."""
+"""What sampled stacks say of a run beyond a table of functions: stages, hot lines, callers, slow steps and drift.
+
+Which lines make slow steps slow is told by the main thread's sampled time in slow steps against that in typical ones.
+That needs the times of samples: a file of counts cannot tell in which step a line was met. When a line ran is known to
+about the time between samples, so what a line takes more must be more than that leaks between neighbouring steps.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,30 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host import slow_steps
-from stepscope.analyze.host.sampled_time import SampledLoop, sampled_loop, whole_by_weight
-from stepscope.analyze.host.stack_selection import idle_sampled
+from stepscope.analyze.host.hotspots import idle_sampled
+from stepscope.analyze.host.sampled_time import (
+    PLACE_COLUMNS,
+    Calls,
+    SampledLoop,
+    place_of,
+    sampled_loop,
+    whole_by_weight,
+)
 from stepscope.analyze.input import loader_waits
+from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.analyze.ranks import durations
+from stepscope.analyze.step_times import theil_sen, with_all_phases
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
-from stepscope.model import PHASES, HotLine, StackFacts, StepFacts
-from stepscope.model.sampled import CallerLine, SampledViews, StageTime
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.model import PHASES, HotLine, Place, StackFacts, StepFacts
+from stepscope.model.machine import DriftFacts, DriftLine
+from stepscope.model.sampled import CallerLine, SampledViews, SlowLine, SlowSteps, StageTime
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64, expanded
 from stepscope.tables.phases import COMPILE, IMPORT
 from stepscope.tables.schema import Tables
 
@@ -34,7 +49,7 @@ def sampled_views(context: Context, train: StepFacts | None) -> SampledViews | N
     users = UserPaths(context.calls, context.code)
     loop = sampled_loop(context, users)
     found = () if loop is None else loader_waits.loader_waits(context, loop, users, idle, train)
-    slow, no_slow = slow_steps.slow_steps(context, users)
+    slow, no_slow = slow_steps(context, users)
     of_ranks, no_ranks = durations.rank_lines(context, loop, users, idle)
     of_stages = stages(context)
     no_loop, by_phase = "", pl.DataFrame(schema={"phase": pl.String, "samples": pl.Int64})
@@ -245,3 +260,240 @@ def callers(loop: SampledLoop, users: UserPaths) -> tuple[CallerLine, ...]:
             found.append(CallerLine(caller, callee, samples, samples / own[inner]))
     found.sort(key=lambda pair: (-pair.samples, pair.caller.file, pair.caller.line or 0, pair.callee.line or 0))
     return tuple(found[:MAX_CALLERS])
+
+
+# ---- slow steps, and steps that grow slower ----
+
+
+SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
+SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special
+SPREAD = 1.4826  # the median distance below the median, as a standard deviation (of a normal distribution)
+MIN_SLOW_STEPS = 3  # what one or two slow steps have in common may be chance
+MIN_TYPICAL_STEPS = 10
+MIN_SAMPLES = 10  # of a line in slow steps: its share is known to a third then
+MIN_EXTRA = 0.02  # of what a slow step takes more: lines below are left out
+ONLY_SLOW = 0.1  # of its time in slow steps: with less than that in typical ones a line is hot in slow steps only
+HARDLY = 0.02  # of a typical step: and at most so much of it
+RESOLUTION = 0.5  # of the time between samples: a sample says of a line when it ran no more exactly than that
+MAX_SLOW_LINES = 20
+
+
+def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, str]:
+    """The slow steps, or None and why there are none to speak of."""
+    tables = context.tables
+    if tables.stretches.is_empty():
+        return None, "the samples of this run carry no time" if tables.stacks.height else "no stack was sampled"
+    steps = context.labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    if steps.is_empty():
+        return None, "no steady training step is known"
+    wall = steps["wall_ns"].to_numpy()
+    median = float(np.median(wall))
+    below = median - wall[wall <= median]  # the spread is that of the faster half, which slow steps cannot widen
+    threshold = max(SLOW_RATIO * median, median + SLOW_SPREADS * SPREAD * float(np.median(below)))
+    stretches = tables.stretches.filter(
+        (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
+    )
+    overlaps = _overlaps(stretches, steps)
+    seen = np.zeros(len(wall), bool)
+    seen[overlaps["step"].to_numpy()] = True
+    slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
+    if slow.sum() < MIN_SLOW_STEPS:
+        return None, (
+            f"{slow.sum()} of {seen.sum()} sampled steady steps are slow (above {threshold / 1e6:.3g} ms, "
+            f"the median is {median / 1e6:.3g} ms); {MIN_SLOW_STEPS} are needed"
+        )
+    if typical.sum() < MIN_TYPICAL_STEPS:
+        return None, f"only {typical.sum()} typical steps were sampled; {MIN_TYPICAL_STEPS} are needed"
+    means = float(wall[slow].mean()) / 1e6, float(wall[typical].mean()) / 1e6
+    gap_ns = sample_gap_ns(tables)
+    least_ms = max(MIN_EXTRA * (means[0] - means[1]), RESOLUTION * gap_ns / 1e6)
+    if means[0] - means[1] < least_ms:
+        return None, (
+            f"slow steps take {means[0] - means[1]:.3g} ms more than typical ones, "
+            f"and samples are {gap_ns / 1e6:.3g} ms apart: too coarse to tell the lines"
+        )
+    return SlowSteps(
+        slow_steps=int(slow.sum()),
+        typical_steps=int(typical.sum()),
+        threshold_ms=threshold / 1e6,
+        median_ms=median / 1e6,
+        slow_mean_ms=means[0],
+        typical_mean_ms=means[1],
+        lines=_lines(stretches, overlaps, slow, users, gap_ns, means, least_ms),
+        source="sampled stacks of main threads with their times, in steady steps",
+    ), ""
+
+
+def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """(stretch, step, ns): the time that stretches and steps have in common, one row per pair of them.
+
+    Of all processes; `steps` are sorted by process and start, those of one process do not overlap.
+    """
+    parts = [pl.DataFrame(schema={"stretch": pl.Int64, "step": pl.Int64, "ns": pl.Int64})]
+    own_steps = steps.with_row_index("row").partition_by("process", as_dict=True)
+    for process, own in stretches.with_row_index("row").partition_by("process", as_dict=True).items():
+        if process not in own_steps:
+            continue
+        these = own_steps[process]
+        starts = these["start_ns"].to_numpy()
+        ends = starts + these["wall_ns"].to_numpy()
+        begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        lowest = np.searchsorted(ends, begin, side="right")
+        count = np.maximum(np.searchsorted(starts, end, side="left") - lowest, 0)
+        which, (step, _) = np.repeat(np.arange(len(begin)), count), expanded(lowest, count)
+        common = np.minimum(end[which], ends[step]) - np.maximum(begin[which], starts[step])
+        pairs = {"stretch": own["row"].to_numpy()[which], "step": these["row"].to_numpy()[step], "ns": common}
+        parts.append(pl.DataFrame(pairs, schema=parts[0].schema))
+    return pl.concat(parts).filter(pl.col("ns") > 0)
+
+
+def _lines(
+    stretches: pl.DataFrame,
+    overlaps: pl.DataFrame,
+    slow: Bools,
+    users: UserPaths,
+    gap_ns: float,
+    means_ms: tuple[float, float],
+    least_ms: float,
+) -> tuple[SlowLine, ...]:
+    """By their shares of the sampled time of slow and of typical steps.
+
+    Args:
+        slow: of each step whether it is slow.
+        gap_ns: between two samples.
+        means_ms: wall time of a slow and of a typical step.
+        least_ms: what a line must take more in a slow one.
+    """
+    nodes = rows_of(stretches["node"])
+    line = at(users.line, at(users.innermost, nodes, -1), -1)
+    leaf = users.leaf_names(stretches["node"]).set(pl.Series(at(users.user, nodes, False)), None)
+    rows = pl.DataFrame({"line": line, "phase": stretches["phase"], "leaf": leaf})[overlaps["stretch"]]
+    in_slow = pl.Series(slow[overlaps["step"].to_numpy()])
+    rows = rows.with_columns(slow=overlaps["ns"] * in_slow, typical=overlaps["ns"] * ~in_slow)
+    of_slow, of_typical = max(1, int(rows["slow"].sum())), max(1, int(rows["typical"].sum()))
+    slow_ms, typical_ms = means_ms
+    grouped = (
+        rows.group_by("line", "phase", "leaf")
+        .agg(pl.col("slow", "typical").sum())
+        .sort(["slow", "leaf"], descending=[True, False])
+        .group_by("line", "phase", maintain_order=True)
+        .agg(pl.col("slow", "typical").sum(), pl.col("leaf").first())
+        .with_columns(
+            slow_ms=pl.col("slow") / of_slow * slow_ms,
+            typical_ms=pl.col("typical") / of_typical * typical_ms,
+            samples=(pl.col("slow") / gap_ns).round().cast(pl.Int64),
+        )
+        .with_columns(extra=pl.col("slow_ms") - pl.col("typical_ms"))
+        .filter((pl.col("line") >= 0) & (pl.col("samples") >= MIN_SAMPLES) & (pl.col("extra") >= least_ms))
+        .sort(["extra", "line", "phase"], descending=[True, False, False])
+    )
+    return tuple(
+        SlowLine(
+            place=place,
+            phase=row["phase"] or "other",
+            slow_ms_per_step=row["slow_ms"],
+            typical_ms_per_step=row["typical_ms"],
+            extra_ms_per_step=row["extra"],
+            only_slow=row["typical_ms"] <= min(ONLY_SLOW * row["slow_ms"], HARDLY * typical_ms),
+            samples=row["samples"],
+            leaf=row["leaf"],
+        )
+        for row in grouped.head(MAX_SLOW_LINES).iter_rows(named=True)
+        if (place := users.place(row["line"])) is not None
+    )
+
+
+MIN_STEPS = 60  # ten in each part: their medians mean something
+PARTS = 6  # medians that rise five times in a row do so by chance once in 720 runs
+POINTS = 240  # medians of neighbouring steps that the line goes through; its pairs fit into memory at any length
+MAX_DRIFT_LINES = 3
+MIN_DRIFT_SAMPLES = 10  # of a line in the last third
+THIRD = 3
+UNKNOWN = 0.05  # of the steps may lack a phase, which is then told by the others
+
+
+def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
+    """None with fewer than `MIN_STEPS` steady training steps on a rank."""
+    steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    ranks = steady.partition_by("process", maintain_order=True)
+    if any(own.height < MIN_STEPS for own in ranks) or not ranks:
+        return None
+    walls = [own["wall_ns"].to_numpy() / 1e6 for own in ranks]
+    lines = []  # the line through the medians of neighbouring steps, of each rank: its first and its last value
+    for wall in walls:
+        groups = np.array_split(wall, min(POINTS, len(wall)))
+        ends = np.cumsum([len(group) for group in groups])
+        middles = ends - np.array([(len(group) + 1) / 2 for group in groups])  # counted from 0
+        lines.append(theil_sen(middles, np.array([np.median(group) for group in groups]), 0, len(wall) - 1))
+    early, late = (float(end) for end in np.mean(lines, axis=0))
+    medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
+    # every part above the one before, and the last one's faster steps above the first one's slower ones
+    edges = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
+    rising = bool((np.diff(medians) > 0).all())
+    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in edges)
+    return DriftFacts(
+        steps=steady.height,
+        parts=PARTS,
+        rising=rising,
+        early_ms=early,
+        late_ms=late,
+        lost_ms_per_step=max(0.0, (late - early) / 2),
+        medians_ms=tuple(medians.mean(axis=0).tolist()),
+        phases=_phases(ranks),
+        lines=_drift_lines(steady, samples, calls) if rising else (),
+    )
+
+
+def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
+    """By how much the median of each phase grew from the first part to the last one, mean over ranks."""
+    grown: dict[str, float] = {}
+    for phase in PHASES:
+        columns = [with_all_phases(own)[f"{phase}_ns"] for own in ranks]
+        untold = all(own[f"{phase}_ns"].null_count() == own.height for own in ranks)
+        if untold or any(column.null_count() > UNKNOWN * len(column) for column in columns):
+            continue
+        parts = [
+            np.array_split(column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), PARTS) for column in columns
+        ]
+        changes = [float(np.nanmedian(last) - np.nanmedian(first)) / 1e6 for first, *_, last in parts]
+        grown[phase] = float(np.mean(changes))
+    return grown
+
+
+def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | None) -> tuple[DriftLine, ...]:
+    """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
+    if samples is None:
+        return ()
+    rows = samples.rank_steps() if calls is None else calls.rows
+    begin, end = int(min(steady["start_ns"])), int(max(steady["start_ns"] + steady["wall_ns"]))
+    third = (end - begin) // THIRD
+    early = _of_period(steady, rows, begin, begin + third)
+    found = [
+        DriftLine(place, early.get(place, (0.0, 0))[0], ms, count)
+        for place, (ms, count) in _of_period(steady, rows, end - third, end).items()
+        if count >= MIN_DRIFT_SAMPLES and ms > early.get(place, (0.0, 0))[0]
+    ]
+    found.sort(key=lambda line: (line.early_ms_per_step - line.late_ms_per_step, line.place.file, line.place.line or 0))
+    return tuple(found[:MAX_DRIFT_LINES])
+
+
+def _of_period(steady: pl.DataFrame, rows: pl.DataFrame, begin: int, end: int) -> dict[Place, tuple[float, int]]:
+    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any.
+
+    A line that only leads to a library's training is not told, but what of the library works below it.
+    """
+    middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
+    rows = rows.filter(middle.is_between(begin, end))
+    steps = steady.filter(pl.col("start_ns").is_between(begin, end))
+    total = int(rows["samples"].sum())
+    if not total or steps.is_empty():
+        return {}
+    per_sample = float(steps["wall_ns"].sum()) / steps.height / 1e6 / total
+    own = rows.filter(pl.col("user_file").is_not_null() & pl.col("user_line").is_not_null())
+    columns = [column for column in PLACE_COLUMNS if column in own.columns]
+    found: dict[Place, tuple[float, int]] = {}
+    for row in own.group_by(columns).agg(pl.col("samples").sum()).sort(columns).iter_rows(named=True):
+        place = place_of(row)
+        ms, count = found.get(place, (0.0, 0))
+        found[place] = (ms + row["samples"] * per_sample, count + int(row["samples"]))
+    return found

@@ -16,7 +16,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.main_thread import lines_with
 from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
@@ -143,7 +144,9 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
     In recordings without any the one whose iterations the most training steps follow.
     """
     events = list(_loader_events(tables))
-    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    if not events:
+        return None
+    train = labelled.frame.filter(pl.col("kind") == "train").drop_nulls(["start_ns", "wall_ns"])
     votes: Counter[Any] = Counter()
     for row, data, _ in events_in_steps(tables, "batch", train):
         votes[data.get("id")] += row["duration_ns"]
@@ -166,7 +169,7 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
 def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | None) -> BatchContent | None:
     if event is None:
         return None
-    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    train = labelled.frame.filter(pl.col("kind") == "train").drop_nulls(["start_ns", "wall_ns"])
     names = ("tensors", "bytes", "objects")
     own = [
         [float(data[name]) for name in names]
@@ -247,11 +250,8 @@ def _file_reads(
         | pl.col("below_file").fill_null("").str.contains(_FILES)
         | pl.col("leaf_file").fill_null("").str.contains(_FILES)
     ).fill_null(False)
-    places = loading.filter(alone & pl.col("user_file").is_not_null()).select("user_file", "user_line").unique()
-    opening = [row for row in places.rows() if _TEXT.search(lines.text(*row) or "")]
-    by_text = loading.filter(alone & ~by_name).join(
-        pl.DataFrame(opening, places.schema, orient="row"), on=places.columns, how="semi"
-    )
+    opening = lines_with(loading.filter(alone & pl.col("user_file").is_not_null()), lines, _TEXT)
+    by_text = loading.filter(alone & ~by_name).join(opening, on=["user_file", "user_line"], how="semi")
     return FileReads(
         share=(int(loading.filter(by_name)["samples"].sum()) + int(by_text["samples"].sum())) / total,
         samples=total,
@@ -288,9 +288,8 @@ class _Iterator(NamedTuple):
     steps: pl.DataFrame  # that come after it, up to the next iterator of any loader of the process
 
 
-def _iterators(tables: Tables, frame: pl.DataFrame) -> list[_Iterator]:
-    """In order of time. `frame`: steps with times, by process and start."""
-    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+def _iterators(events: Sequence[dict[str, Any]], frame: pl.DataFrame) -> list[_Iterator]:
+    """Of `events` in order of time. `frame`: steps with times, by process and start."""
     by_process = {process: own for (process,), own in frame.partition_by("process", as_dict=True).items()}
     found = []
     for event in events:
@@ -312,12 +311,13 @@ def _iterators(tables: Tables, frame: pl.DataFrame) -> list[_Iterator]:
 
 def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | None) -> tuple[EpochFacts, ...] | None:
     """One per loader with workers that was iterated again during training; None where there is none."""
-    frame = labelled.frame.filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
-    frame = frame.with_columns(pl.col("first_batch", "in_window").fill_null(False))
+    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+    frame = labelled.frame.filter(pl.col("start_ns").is_not_null())
     train = frame.filter(pl.col("kind") == "train")
-    if train.is_empty():
+    if train.is_empty() or not events:
         return None
-    iterators, feeding = _iterators(tables, frame), feeding_loader(tables, labelled)
+    frame = frame.sort("process", "start_ns").with_columns(pl.col("first_batch", "in_window").fill_null(False))
+    iterators, feeding = _iterators(events, frame), feeding_loader(tables, labelled)
     wall_ns = float(train["wall_ns"].sum()) + sum(one.between_ns for one in iterators if one.during)
     found = []
     for number in sorted({one.loader for one in iterators if one.loader is not None}):

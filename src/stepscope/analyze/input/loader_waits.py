@@ -53,7 +53,7 @@ def loader_waits(
     """One per rank that was sampled in its loader, by rank; empty without any.
 
     Args:
-        idle: whether waiting threads were sampled (`stack_selection.idle_sampled`).
+        idle: whether waiting threads were sampled (`hotspots.idle_sampled`).
         train: the steady steps of all ranks, for a rank whose own do not tell their data wait.
     """
     by_path = LoaderStates(users)

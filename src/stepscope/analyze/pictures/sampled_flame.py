@@ -20,8 +20,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.hotspots import PARKED, StackSelection, check, choose, idle_sampled, main_roles
 from stepscope.analyze.host.sampled_time import sampled_loop
-from stepscope.analyze.host.stack_selection import PARKED, StackSelection, check, choose, idle_sampled, main_roles
 from stepscope.analyze.pictures.flame_tree import (
     NO_FRAME,
     Limits,

@@ -357,9 +357,9 @@ def _trace_facts(span: Span, row: int, values: dict[str, Any]) -> list[SliceFact
 
 def _launched(span: Span, row: int) -> Int64:
     """Slices of devices whose launch lies in a slice of the host, on its thread, in order of time."""
-    if "launches" not in span.kept:  # in order of time
-        known = span.links.filter(pl.col("launch") >= 0).select("launch", "event")
-        launch, event = (column.to_numpy() for column in known)
+    if "launches" not in span.kept:  # in order of time: a page has hundreds of slices' details
+        known = span.links.filter(pl.col("launch") >= 0)
+        launch, event = known["launch"].to_numpy(), known["event"].to_numpy()
         order = np.argsort(span.start_ns[launch], kind="stable")
         span.kept["launches"] = launch[order], event[order], span.start_ns[launch[order]]
     launch, event, start = span.kept["launches"]
@@ -371,7 +371,7 @@ def _launched(span: Span, row: int) -> Int64:
 
 def _forward(span: Span, row: int) -> int:
     """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-    forward = span.series("forward")  # of the few rows that are asked: a page has hundreds of slices' details
+    forward = span.series("forward")  # of the few rows that are asked, not of all
     holder = climb(span.parent, np.asarray([row]), lambda rows, _: span.rows_of(forward.gather(rows)) >= 0)
     return int(span.rows_of(forward.gather(holder))[0]) if holder[0] >= 0 else NONE
 

@@ -16,7 +16,6 @@ MAX_STEPS = 100  # of a window whose clocks are straight lines between their ste
 GAP = 10  # times the usual distance of recorded steps: from here on a new window begins
 MOST_SET = 3  # times that a clock was set that are told of a window
 _PAIR = ("send", "recv")
-_CALL = ("step", "group", "matched", "sequence")
 
 
 def clocks(reduced: Reduced) -> tuple[Clocks, tuple[HostClock, ...]]:
@@ -81,16 +80,13 @@ def _calls(reduced: Reduced) -> pl.DataFrame:
         rows = rows.with_columns(pl.coalesce("sequence", place).alias("sequence"))
     if unknown:
         # of a group without members: the only one there is, if all ranks call it equally often
-        counts = (
-            rows.filter(pl.col("group").cast(pl.String).is_in(unknown)).group_by("step", "group", "kind", "rank").len()
-        )
-        uneven = (
-            counts.group_by("step", "group", "kind").agg(pl.col("len").n_unique().alias("n")).filter(pl.col("n") > 1)
-        )
-        rows = rows.join(uneven, on=["step", "group", "kind"], how="anti")
+        key = ["step", "group", "kind"]
+        counts = rows.filter(pl.col("group").cast(pl.String).is_in(unknown)).group_by(*key, "rank").len()
+        uneven = counts.group_by(key).agg(n=pl.col("len").n_unique()).filter(pl.col("n") > 1)
+        rows = rows.join(uneven, on=key, how="anti")
     matched = pl.when(message).then(pl.lit("message")).otherwise(pl.col("kind").cast(pl.String))
-    key = pl.struct("step", "group", matched.cast(pl.Categorical).alias("matched"), "sequence").hash(seed=1)
-    return rows.with_columns(call=key.reinterpret(signed=True))
+    call = pl.struct("step", "group", matched.cast(pl.Categorical).alias("matched"), "sequence").hash(seed=1)
+    return rows.with_columns(call=call.reinterpret(signed=True))
 
 
 def _windows(steps: Int64) -> dict[int, tuple[int, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from stepscope.analyze.context import Context
@@ -23,10 +21,6 @@ _SOURCE = "phases in which no rank waits for another ({}), steady steps"
 
 def rank_maps(reduced: Reduced) -> tuple[RankMap, ...]:
     """The map of every step, by what hosts recorded, and that of windows, by their devices; those that there are."""
-    return tuple(_of_reduced(reduced))
-
-
-def _of_reduced(reduced: Reduced) -> Iterator[RankMap]:
     layout = layout_of(reduced)
     steps = own_steps(reduced, layout)
     hosts = [layout.hosts[host] for host in layout.host.tolist()]
@@ -34,13 +28,16 @@ def _of_reduced(reduced: Reduced) -> Iterator[RankMap]:
     rows = layout.ranks.tolist(), hosts, layout.pp.tolist() if known else None
     counted = steps.steady if len(steps.steady) else steps.windows
     notable_ms = at.LEAST_SHARE * float(np.nanmean(steps.wall[counted])) if len(counted) else None
+    parts = []
     if len(steps.steady) and steps.phases:
-        values = beyond(steps.own[steps.steady], layout)
         source = _SOURCE.format(", ".join(steps.phases).replace("_", " "))
-        yield _map("host", source, rows, steps.numbers[steps.steady], values, notable_ms)
+        parts.append(("host", source, steps.steady, steps.own[steps.steady]))
     if steps.compute is not None and len(steps.windows):
-        values = beyond(steps.compute, layout)
-        yield _map("device", "device slices of windows", rows, steps.numbers[steps.windows], values, notable_ms)
+        parts.append(("device", "device slices of windows", steps.windows, steps.compute))
+    return tuple(
+        _map(of, source, rows, steps.numbers[chosen], beyond(values, layout), notable_ms)
+        for of, source, chosen, values in parts
+    )
 
 
 def map_of_steps(context: Context, facts: RanksFacts | None) -> tuple[RankMap, ...]:

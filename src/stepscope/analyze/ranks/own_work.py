@@ -60,7 +60,7 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     own = [phase for phase in PHASES if phase not in exchange]
     columns = {phase: f"{phase}_us" for phase in own} | {"gc": "gc_us", "compute": "compute_us", "tokens": "tokens"}
     hosts = [host for host in reduced.hosts if host.tables["steps"].rows]
-    numbers = _numbers(reduced, hosts, len(layout.ranks))
+    numbers = _numbers(reduced, len(layout.ranks))
     start, wall = np.full(len(numbers), np.nan), np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
     made, told = _read(reduced, hosts, layout, numbers, {**columns, "collective": "collective_us"}, wall)
     ahead_us: dict[str, float] = {}
@@ -127,17 +127,11 @@ def _read(
     return made, side_by_side(fill, hosts)
 
 
-def _numbers(reduced: Reduced, hosts: list[Index], ranks: int) -> Int64:
+def _numbers(reduced: Reduced, ranks: int) -> Int64:
     """The steps to judge: all, or blocks over the whole run where there are too many."""
-
-    def counted(host: Index) -> Int64:
-        kept = _COUNTS & (pl.col("step") >= 0)
-        steps = reduced.part("steps", host).filter(kept).select(pl.col("step").unique()).collect()["step"]
-        return steps.to_numpy().astype(np.int64)
-
-    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *side_by_side(counted, hosts)]))
-    most = max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS)
-    every = -(-len(numbers) // most)
+    counted = reduced.scan("steps").filter(_COUNTS & (pl.col("step") >= 0))
+    numbers = counted.select(pl.col("step").unique().sort()).collect()["step"].to_numpy().astype(np.int64)
+    every = -(-len(numbers) // max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS))
     kept: Int64 = numbers[(np.arange(len(numbers)) // STEPS_OF_BLOCK) % max(every, 1) == 0]
     return kept
 

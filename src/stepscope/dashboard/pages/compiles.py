@@ -50,7 +50,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _said(told: Mapping[str, Any], backends: Sequence[CompilerFacts]) -> Iterator[Block]:
-    """Figures, warnings in a compiler's own words, and how often it compiled when it should have been done."""
     for facts in backends:
         versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
         made = blocks.measures(facts, "compilers")

@@ -20,7 +20,16 @@ def build(context: PageContext) -> list[Block]:
     """The blocks of the page; of the whole run, whatever is chosen."""
     report = context.base.report(source=context.source)
     run = report.run
-    made = [*_notes(report), *_reading(report), blocks.facts("The run", _run(context, report))]
+    # what was lost, repaired or not seen: before any figure
+    told = [(text, "warning") for text in sentences.warnings(report)]
+    told += [(note["text"], "note") for note in report.quality.get("notes") or () if note["level"] != "warning"]
+    nothing = ("Nothing that the recording should have seen is known to be missing.", "good")
+    made = [blocks.text(blocks.sentence(text), tone) for text, tone in told or [nothing]]
+    if facts := report.quality.get("reading"):
+        made.append(blocks.figures(blocks.measures(facts, "reading", of="ReadingFacts"), "Quality of the traces"))
+        if facts.get("link_rate") is None and (linked := sentences.links(report)):  # else a figure says it
+            made.append(blocks.text(blocks.sentence(linked), "note"))
+    made.append(blocks.facts("The run", _run(context, report)))
     made += _job(context, run.get("job"))
     for title in ("Versions", "Hardware", "Noise", "Git"):
         rows = list(_flat(run.get(title.lower()) or {}))
@@ -39,24 +48,6 @@ def build(context: PageContext) -> list[Block]:
 
 def _arguments(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in row["arguments"].items())
-
-
-def _notes(report: Report) -> Iterator[Block]:
-    """What was lost, repaired or not seen: before any figure."""
-    told = [(text, "warning") for text in sentences.warnings(report)]
-    told += [(note["text"], "note") for note in report.quality.get("notes") or () if note["level"] != "warning"]
-    nothing = ("Nothing that the recording should have seen is known to be missing.", "good")
-    for text, tone in told or [nothing]:
-        yield blocks.text(blocks.sentence(text), tone)
-
-
-def _reading(report: Report) -> Iterator[Block]:
-    facts = report.quality.get("reading")
-    if facts:
-        yield blocks.figures(blocks.measures(facts, "reading", of="ReadingFacts"), "Quality of the traces")
-        linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
-        if linked:
-            yield blocks.text(blocks.sentence(linked), "note")
 
 
 def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
@@ -89,7 +80,6 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _job(context: PageContext, job: Mapping[str, Any] | None) -> Iterator[Block]:
-    """What scheduler or launcher the run is of, and what its accounting says of how it went."""
     if not job:
         return
     step = f", step {job['step']}" if job["step"] else ""

@@ -30,26 +30,6 @@ from stepscope.report.sentences import groups, refused, trial_line
 Row = Mapping[str, Any]
 
 RECORD = "Record a training run, or open traces of torch.profiler with operators and steps in them."
-# pages that show more of a finding, by its rule, else by its category
-PAGES_OF = {
-    "input": ("steps", "timeline", "flame"),
-    "input.loader_bound": ("steps", "timeline", "system"),
-    "host": ("flame", "timeline", "operators"),
-    "sync": ("timeline", "operators", "kernels"),
-    "launch": ("timeline", "kernels", "operators"),
-    "compute": ("kernels", "operators", "modules"),
-    "memory": ("memory", "steps"),
-    "transfer": ("timeline", "kernels", "operators"),
-    "communication": ("gpu", "timeline", "steps"),
-    "communication.late_ranks": ("ranks", "flame", "timeline"),
-    "communication.hang": ("hang", "flame"),
-    "communication.straggler": ("ranks", "steps", "timeline", "gpu"),
-    "communication.unbalanced_work": ("ranks", "steps", "timeline"),
-    "compile": ("compiles", "steps"),
-    "io": ("flame", "steps", "timeline"),
-    "system": ("system", "steps"),
-    "system.profiler_overhead": ("steps", "environment"),
-}
 EVERYWHERE = ("steps", "timeline")  # of a category that the table does not know
 FINDINGS, NOTES = 3, 3  # in a line each
 POINTS = 160  # of a curve: a small one has fewer pixels than three times that
@@ -139,7 +119,8 @@ def _head(report: Report) -> Iterator[Block]:
 
 
 def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = False) -> dict[str, Any]:
-    wanted = PAGES_OF.get(row["rule"]) or PAGES_OF.get(row["category"]) or EVERYWHERE
+    known = blocks.LAYOUT.of_findings
+    wanted = known.get(row["rule"]) or known.get(row["category"]) or EVERYWHERE
     links = [blocks.link(PAGES[key].title, key) for key in wanted if not PAGES[key].empty(context)]
     return card(row, report, context.shorten, links, risk=risk)
 
@@ -152,9 +133,11 @@ def overview(context: PageContext) -> list[Block]:
     found = [group.finding for group in sentences.groups(report)]
     cards = [card(row, report, context.shorten) for row in found[:FINDINGS]]
     notes = sorted(said(report, context), key=lambda block: TONES.index(block["tone"]))
+    figures = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
+    figures += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
     return [
         blocks.overview(
-            figures=_figures(report),
+            figures=blocks.figures(figures),
             bar=_bar(report),
             findings=[{key: made[key] for key in ROW} for made in cards],
             total=len(report.findings),
@@ -173,14 +156,7 @@ def overview_empty(context: PageContext) -> bool:
     return report.steps is None and not _profiled(report) and findings_empty(context)
 
 
-def _figures(report: Report) -> Block:
-    items = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
-    items += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
-    return blocks.figures(items)
-
-
 def _profiled(report: Report) -> Mapping[str, Any] | None:
-    """The first span with steps."""
     return next((item for item in report.views.get("overview") or () if item["steps"]), None)
 
 
@@ -195,7 +171,7 @@ def _bar(report: Report) -> dict[str, Any] | None:
         title = f"Where a mean profiled step of {item['span']['worker']} goes"
         parts = [(name, part["mean_ns"] / 1e6, part["share"]) for name, part in item["parts"].items()]
     shown = [
-        {"label": words.PARTS.get(name, words.term(name)), "role": name, "ms": ms, "share": share}
+        {"label": words.part(name), "role": name, "ms": ms, "share": share}
         for name, ms, share in parts
         if share >= SMALLEST
     ]

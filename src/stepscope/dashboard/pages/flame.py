@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.host.hotspots import StackSelection
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
@@ -55,7 +55,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _refused(context: PageContext, error: StepscopeError) -> Block:
-    """An error in the words of a page: without the option of the command line in front."""
     why = _OPTION.sub("", str(error))
     if context.params.get("with"):
         return blocks.empty("No comparison", traced.sentence(why), "Compare runs that were recorded in the same way.")

@@ -113,7 +113,6 @@ def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Bloc
 
 
 def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
-    """What the devices did in the traces, by kind; None is all traces."""
     rows = sentences.device_rows(context.run.report(source=context.source))
     yield from blocks.rows_table(
         context, "device-time", (row for row in rows if traces is None or row["trace"] in traces)
@@ -121,7 +120,6 @@ def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
 
 
 def _exchange(context: PageContext, views: Views) -> Iterator[Block]:
-    """What ranks exchange and wait for; of a run of one process nothing."""
     refs = {item.span for item in traced.of_scope(context, views)}
     distributed = views.distributed
     if distributed is not None and distributed.workers:

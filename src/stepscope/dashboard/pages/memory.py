@@ -259,14 +259,10 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
         yield traced.block(context, "memory-operators", rows)
     if largest:
         start = curve.times_ns[0] if curve is not None and curve.times_ns else None
-        rows = [_since(row, start) for row in largest]
+        rows = [flatten(row) for row in largest]
+        for row in rows:  # as people read them beside the curve
+            for key in ("allocated_ns", "released_ns"):
+                row[key] = None if row[key] is None or start is None else row[key] - start
         timed = any(row["allocated_ns"] is not None or row["released_ns"] is not None for row in rows)
         notes = ["Times count from the beginning of the curve."] if timed else []
         yield traced.block(context, "memory-blocks", rows, notes=notes)
-
-
-def _since(row: MemoryBlock, start_ns: int | None) -> dict[str, Any]:
-    """A block with its times as people read them beside the curve; without a curve none."""
-    times = {"allocated_ns": row.allocated_ns, "released_ns": row.released_ns}
-    since = {key: None if ns is None or start_ns is None else ns - start_ns for key, ns in times.items()}
-    return {**flatten(row), **since}

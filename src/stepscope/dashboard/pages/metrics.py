@@ -22,7 +22,6 @@ from stepscope.analyze.pictures.curve_lines import SECOND, Line, Moment, Points
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, processes, traced
-from stepscope.dashboard.pages.steps import REASONS
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import words
 
@@ -74,14 +73,10 @@ class Shown(Struct, frozen=True):
 
     def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
         """The last x of all curves."""
+        known = [curve for curve in found.values() if len(curve.steps)]
         if self.over == STEP:
-            return max(int(curve.steps[-1]) for curve in found.values() if len(curve.steps))
-        return (max(int(curve.times_ns[-1]) for curve in found.values() if len(curve.steps)) - origin_ns) / SECOND
-
-    @property
-    def axis(self) -> tuple[str, str]:
-        """Label and unit of x."""
-        return ("step", "number") if self.over == STEP else ("time since the start", "s")
+            return max(int(curve.steps[-1]) for curve in known)
+        return (max(int(curve.times_ns[-1]) for curve in known) - origin_ns) / SECOND
 
 
 def empty(context: PageContext) -> bool:
@@ -131,7 +126,11 @@ def build(context: PageContext) -> list[Block]:
         small = context.embedded or group == WATCHED
         for what, of_layers in layers.items():
             made += _layers(shown, what, of_layers, small=small)
-    return [*made, *_summary(context, own)]
+    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
+    listed = blocks.rows_table(context, "curves", rows)
+    for column in (column for table in listed for column in table["columns"] if column["key"] in IN_UNIT):
+        column["unit_key"] = "unit"
+    return [*made, *listed]
 
 
 def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[str, Curve]:
@@ -140,7 +139,6 @@ def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[s
 
 
 def _origin(run: Run, found: Mapping[str, Curve]) -> int:
-    """When the run began; else its first value."""
     return run.tables.run.started_ns or min((int(curve.times_ns[0]) for curve in found.values()), default=0)
 
 
@@ -184,7 +182,6 @@ def _other(context: PageContext, run: Run, name: str) -> Other:
 def _group(
     shown: Shown, key: str, charts: Mapping[str, Sequence[str]], most: int, ids: Counter[str]
 ) -> Iterator[Block]:
-    """The charts of a group, and how many more there are."""
     drawn = [made for title, names in list(charts.items())[:most] if (made := _chart(shown, title, names, ids))]
     title = key or "Without a group"
     said = f"{title}: {words.things(len(drawn), 'chart')}"
@@ -199,7 +196,6 @@ def _group(
 
 
 def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) -> Block | None:
-    """The chart of curves that stand together; None where no value is on the axis."""
     holds = curves.holds(names[0])
     drawn = []
     for run in (Other("", shown.curves, shown.origin_ns), *shown.others):
@@ -237,14 +233,14 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
     if shown.gaps and any(curve.source == curves.STEPS for _, curve, *_ in drawn):
         marks += _left_out(shown)
         counts = Counter(gap.reason for gap in shown.gaps for _ in range(gap.length))
-        said = (f"{words.things(count, 'step')} {REASONS[reason]}" for reason, count in counts.items())
+        said = (f"{words.things(count, 'step')} {words.STEP_REASONS[reason]}" for reason, count in counts.items())
         notes.append(f"Left out: {', '.join(said)}.")
     return blocks.chart(
         f"m-{slug}" + (f"-{ids[slug]}" if ids[slug] > 1 else ""),
         title,
         "line",
         sentence=" ".join(sentences),
-        x=(*shown.axis, made.x),
+        x=("step", "number", made.x) if shown.over == STEP else ("time since the start", "s", made.x),
         y=(title, unit),
         series=series,
         marks=marks,
@@ -256,10 +252,9 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
 
 
 def _left_out(shown: Shown) -> Iterator[Mapping[str, Any]]:
-    """Stretches of steps that count for no timing."""
     for gap in shown.gaps[:: -(-len(shown.gaps) // MARKS)]:
         low, high = gap.steps if shown.over == STEP else ((at - shown.origin_ns) / SECOND for at in gap.times_ns)
-        yield blocks.mark(low, high, f"left out: {REASONS[gap.reason]}")
+        yield blocks.mark(low, high, f"left out: {words.STEP_REASONS[gap.reason]}")
 
 
 def _label(title: str, name: str, several: int) -> str:
@@ -298,7 +293,6 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
 
 
 def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """At most some of each kind, evenly, and what was left out."""
     labels: dict[float, list[str]] = {}
     left_out = []
     for kind in dict.fromkeys(moment.kind for moment in found):
@@ -404,11 +398,3 @@ def _matrix(
         sync=SYNC[STEP],
         select="steps",
     )
-
-
-def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
-    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
-    made = blocks.rows_table(context, "curves", rows)
-    for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):
-        column["unit_key"] = "unit"
-    return made

@@ -7,7 +7,7 @@ nor a file grows with their number. Ranks that were all read in full are shown s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -54,8 +54,14 @@ def ranks(context: PageContext) -> list[Block]:
     verdict = context.base.many_ranks
     if verdict is not None:
         return list(_many(context, verdict))
-    facts = context.base.analysis.ranks
-    return [_why_empty(context)] if facts is None else list(_few(context, facts))
+    facts, known = context.base.analysis.ranks, context.base.analysis.run.ranks
+    if facts is not None:
+        return list(_few(context, facts))
+    if len(known) > 1:
+        why = f"Too few steps that count are known of all {len(known)} ranks; the page Steps shows each of them."
+        return [blocks.empty("Ranks cannot be laid side by side", why, RECORD)]
+    why = "Nothing stands beside the only rank of this run; see the page Steps."
+    return [blocks.empty("One rank alone", why, RECORD)]
 
 
 def ranks_choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
@@ -68,18 +74,7 @@ def ranks_choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], lis
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
 
-def _why_empty(context: PageContext) -> Block:
-    ranks = context.base.analysis.run.ranks
-    if len(ranks) > 1:
-        why = f"Too few steps that count are known of all {len(ranks)} ranks; the page Steps shows each of them."
-        return blocks.empty("Ranks cannot be laid side by side", why, RECORD)
-    return blocks.empty(
-        "One rank alone", "Nothing stands beside the only rank of this run; see the page Steps.", RECORD
-    )
-
-
 def _few(context: PageContext, facts: RanksFacts) -> Iterator[Block]:
-    """Ranks that were all read in full."""
     source = facts.exchange_source
     waiting = ", ".join(map(words.term, facts.exchange))
     yield blocks.figures(blocks.measures(facts, "ranks-in-full"))
@@ -101,7 +96,10 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
         yield blocks.text(blocks.sentence(text), "note" if number else tone)
     yield blocks.text(blocks.sentence(f"layout: {verdict.layout}"), "note")
     yield blocks.figures(blocks.measures(verdict, "ranks"))
-    yield from _stragglers(context, verdict)
+    late = verdict.stragglers
+    rows = [{**asdict(one), "what": _what(one), "place": one.place and asdict(one.place)} for one in late]
+    notes = [f"Compared with {peers}." for peers in dict.fromkeys(one.peers for one in late)]
+    yield from blocks.rows_table(context, "late", rows, notes=notes)
     yield from _view(context, verdict, found, chosen)
     if found:
         yield from _hosts(context, found)
@@ -132,7 +130,6 @@ def _options(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMa
 
 
 def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap], chosen: str) -> Iterator[Block]:
-    """The choice of rows and the maps of what is chosen."""
     options = _options(context, verdict, found)
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
@@ -155,14 +152,6 @@ def _what(late: Straggler) -> str:
         more = f" and {len(late.ranks) - 4} more" if len(late.ranks) > 4 else ""
         return f"rank {', '.join(map(str, late.ranks[:4]))}{more}"
     return "another rank in each step" if late.kind == "rotating" else "all ranks together"
-
-
-def _stragglers(context: PageContext, verdict: RanksVerdict) -> list[Block]:
-    rows = [
-        {**asdict(late), "what": _what(late), "place": late.place and asdict(late.place)} for late in verdict.stragglers
-    ]
-    notes = [f"Compared with {peers}." for peers in dict.fromkeys(late.peers for late in verdict.stragglers)]
-    return blocks.rows_table(context, "late", rows, notes=notes)
 
 
 def _rows(one: RankMap, verdict: RanksVerdict, view: str) -> list[MapRow]:
@@ -194,39 +183,32 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
 
 def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
     """A map whose colours begin at "as long as the peers"."""
+    steps = range(len(one.steps))
+    cells = {
+        row.name: [max(_known(one.excess_ms[member][at] for member in row.members), default=None) for at in steps]
+        for row in rows
+    }
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
-        rows = sorted(
-            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: natural(row.name)
-        )
-    several = any(len(row.members) > 1 for row in rows)
-    what = "the one of its ranks that works longest" if several else "the rank"
-    most_ms, row, step = _summit(one, rows)
-    said = f" The most is {words.milliseconds(most_ms)}: {row}, from step {step} on." if most_ms is not None else ""
+        highest = {name: max(_known(row), default=0.0) for name, row in cells.items()}
+        kept = sorted(highest, key=lambda name: -highest[name])[:ROWS]
+        cells = {name: cells[name] for name in sorted(kept, key=natural)}
+    what = "the one of its ranks that works longest" if any(len(row.members) > 1 for row in rows) else "the rank"
+    known = [(most_ms, name, at) for name, row in cells.items() for at in steps if (most_ms := row[at]) is not None]
+    said = ""
+    if known:
+        most_ms, name, at = max(known, key=itemgetter(0))
+        said = f" The most is {words.milliseconds(most_ms)}: {name}, from step {one.steps[at]} on."
     return blocks.drawn(
         "map",
         f"How much longer {what} works than its peers, in ms a step, along the run. From {one.source}.{said}",
         one.steps,
-        [(row.name, [_most(one, row, at) for at in range(len(one.steps))], None) for row in rows],
+        [(name, row, None) for name, row in cells.items()],
         id=id,
         title=one.title,
         y_max=one.notable_ms,
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
-
-
-def _summit(one: RankMap, rows: Sequence[MapRow]) -> tuple[float | None, str, int]:
-    cells = (
-        (most_ms, row.name, one.steps[at])
-        for row in rows
-        for at in range(len(one.steps))
-        if (most_ms := _most(one, row, at)) is not None
-    )
-    return max(cells, key=itemgetter(0), default=(None, "", 0))
-
-
-def _most(one: RankMap, row: MapRow, at: int) -> float | None:
-    return max(_known([one.excess_ms[member][at] for member in row.members]), default=None)
 
 
 def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
@@ -236,24 +218,18 @@ def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
 
 
 def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
-    """Every host with the one of its ranks that works longest, over the whole run, by each map."""
-    rows: list[dict[str, Any]] = [
-        {"host": name, "ranks": len(members)} | _longest_by_map(found, members) for name, members in _by_host(found[0])
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, members in _by_host(found[0]):
+        rows.append({"host": name, "ranks": len(members)})
+        for one in found:
+            most_ms, rank = _longest(one, members)
+            if rank is not None:
+                rows[-1] |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
     rows.sort(key=lambda row: -max(row.get("host_ms") or 0.0, row.get("device_ms") or 0.0))
     return blocks.rows_table(context, "ranks/hosts", rows)
 
 
-def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for one in found:
-        most_ms, rank = _longest(one, members)
-        if rank is not None:
-            row |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
-    return row
-
-
-def _known(cells: Sequence[float | None]) -> list[float]:
+def _known(cells: Iterable[float | None]) -> list[float]:
     return [cell for cell in cells if cell is not None]
 
 

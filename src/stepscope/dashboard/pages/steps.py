@@ -31,17 +31,6 @@ POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
 MANY = 120  # steps from which areas are read more easily than bars
 MAX_MARKS = 24
-REASONS = {
-    "steady": "steady",
-    "warmup": "warm-up",
-    "first_batch": "first batch of an epoch",
-    "window": "under the profiler",
-    "monitor": "with monitors, of --watch or an alarm",
-    "compile": "compiling",
-    "profiler": "the script's profiler starts or stops in it",
-    "incomplete": "at the end of the trace, its device work not recorded whole",
-}
-EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
 RECORD = "Record the training with stepscope, or mark its steps with stepscope.step() or torch.profiler's step()."
 
 
@@ -61,7 +50,9 @@ def build(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
         made.append({**blocks.figures(blocks.measures(costs, "fixed"), "Fixed costs of the run"), "folded": True})
-    made += blocks.folded([*_by_process(context, steps), *_ranks(context)])
+    processes_of = series.by_process(steps)
+    by_process = map(asdict, processes_of if len(processes_of) > 1 else ())
+    made += blocks.folded([*blocks.rows_table(context, "processes", by_process), *_ranks(context)])
     if not context.run.tables.metrics.is_empty():
         said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
         made.append(blocks.text(said, link=blocks.link("Metrics", "metrics")))
@@ -124,7 +115,7 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
     ranks = f" of {len(facts.ranks)} ranks together" if len(facts.ranks) > 1 else ""
     text = f"Steady {words.term(facts.kind)} steps{ranks}, cut by {words.signal(facts.signal)}."
-    out = [f"{count} {REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
+    out = [f"{count} {words.STEP_REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
     if out:
         text += f" Not counted: {', '.join(out)}."
     if context.scope.worker is not None and len(facts.ranks) > 1:
@@ -158,12 +149,11 @@ def _chart(parts: StepPhases, *, several: bool) -> Block:
 
 
 def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
-    """Stretches of steps that are not steady, with the reason; single first batches would only cover the picture."""
     found = []
     for reason, stretch in groupby(zip(parts.reasons, parts.steps, strict=True), key=itemgetter(0)):
         if reason not in ("steady", "first_batch"):
             steps = [step for _, step in stretch]
-            found.append(blocks.mark(steps[0], steps[-1], REASONS.get(reason, words.term(reason))))
+            found.append(blocks.mark(steps[0], steps[-1], words.STEP_REASONS.get(reason, words.term(reason))))
     found.sort(key=lambda row: float(row["from"] - row["to"]))  # the widest first
     return sorted(found[:MAX_MARKS], key=lambda row: float(row["from"]))
 
@@ -187,7 +177,7 @@ def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> li
         {
             **asdict(row),
             "phase_extra_ms": row.phase_extra_ms if row.phase else None,
-            "reason": REASONS.get(row.reason, words.term(row.reason)),
+            "reason": words.STEP_REASONS.get(row.reason, words.term(row.reason)),
             "events": ", ".join(_event(event) for event in row.events) or None,
             "range": f"{row.step}:{row.step}",
         }
@@ -202,7 +192,7 @@ def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> li
 
 def _event(event: Any) -> str:
     name = f" {event.name}" if event.name and event.kind != "gc" else ""
-    return f"{EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
+    return f"{words.STEP_EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
 
 
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
@@ -240,7 +230,7 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
     if not item.has_steps:
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)
-    named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
+    named = {name: words.part(name) for name in item.parts}
     return blocks.drawn(
         "profiled",
         f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; {share} "
@@ -263,7 +253,7 @@ def _means(found: list[Overview], context: PageContext) -> list[Block]:
             **asdict(summary),
             "span": item.span.label,
             "split": split,
-            "part": words.PARTS.get(name, words.term(name)),
+            "part": words.part(name),
         }
         for item in found
         for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin))
@@ -271,11 +261,6 @@ def _means(found: list[Overview], context: PageContext) -> list[Block]:
         if summary.share >= SMALLEST
     ]
     return blocks.rows_table(context, "profiled-means", rows, without=() if len(found) > 1 else ("span",))
-
-
-def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
-    found = series.by_process(steps)
-    return blocks.rows_table(context, "processes", map(asdict, found)) if len(found) > 1 else []
 
 
 def _ranks(context: PageContext) -> list[Block]:

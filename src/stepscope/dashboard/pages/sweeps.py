@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
-from stepscope.model.sweep import FINISHED, MAXIMUM
+from stepscope.model.sweep import FAILED, FINISHED, MAXIMUM, PED_ANOVA, PRUNED
 from stepscope.report import sweep_report as say
 from stepscope.report import words
 from stepscope.report.document import bare_report
@@ -60,14 +61,14 @@ def of_run(context: PageContext) -> Row | None:
 def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     """The conclusion, the trials drawn, what decides each metric, and the tables behind."""
     yield from _conclusion(document)
-    yield blocks.text(blocks.sentence(say.protocol(document)), "note")
+    yield blocks.text(blocks.sentence(_protocol(document)), "note")
     yield from _lines(document)
-    for found in document.get("importances") or ():
+    for found in document["importances"]:
         yield from _decides(context, document, found)
     yield from _slices(document)
     yield from _contour(document)
     yield from _trials(context, document, document["trials"], sorted_by=None)
-    if document.get("repeat"):
+    if document["repeat"]:
         yield blocks.facts("To repeat it", [blocks.fact("Command", document["repeat"])])
 
 
@@ -77,33 +78,69 @@ def screen(document: Row) -> list[list[Block]]:
     command = shlex.join(str(word) for word in document["command"])
     head = [
         blocks.text(f"Sweep: {one_line(command)}", "head"),
-        blocks.text(blocks.sentence(say.protocol(document)), "note"),
+        blocks.text(blocks.sentence(_protocol(document)), "note"),
     ]
-    ranked = [[*_decides(context, document, found)] for found in document.get("importances") or ()]
-    return [
-        [*head, *_conclusion(document)],
-        *ranked,
-        [*_in_digits(_trials(context, document, _ranked(document), sorted_by="best first"))],
-    ]
+    ranked = [[*_decides(context, document, found)] for found in document["importances"]]
+    trials = _trials(context, document, _ranked(document), sorted_by="best first")
+    for row in (row for table in trials for row in table["rows"]):  # of any size, and often close to each other
+        row |= {key: say.number(value) for key, value in row.items() if key[:1] in "pm" and key[1:].isdecimal()}
+    return [[*head, *_conclusion(document)], *ranked, trials]
 
 
 def _conclusion(document: Row) -> Iterator[Block]:
-    stopped = say.state(document)
-    if stopped:
-        yield blocks.text(stopped, "warning")
-    for number, text in enumerate(say.conclusion(document)):
-        yield blocks.text(text, "good" if number == 0 and document.get("best") else "plain")
+    if document["stopped"]:
+        yield blocks.text(f"The sweep was stopped: {document['stopped']}.", "warning")
+    best, names, front = document["best"], metrics(document), document["front"]
+    if best is None:
+        yield blocks.text("No trial finished with its metric, so there is no best one.")
+        return
+    values = ", ".join(f"{name} {say.number(value)}" for name, value in zip(names, best["values"], strict=False))
+    params = [param["name"] for param in document["params"] if param["name"] in best["params"]]
+    settings = ", ".join(f"{say.bare(name)}={say.number(best['params'][name])}" for name in params)
+    yield blocks.text(f"Best by {names[0]}: trial {best['number'] + 1}, {settings}: {values}.", "good")
+    if len(front) == 1:
+        yield blocks.text(f"No trial is better than it in {names[0]} or in {names[1]}.")
+    elif front:
+        trials = words.things(len(front), "trial")
+        yield blocks.text(f"{trials} on the front: of each, no other trial is better in both metrics.")
+
+
+def metrics(document: Row) -> list[str]:
+    """The names of the metrics."""
+    return [str(row["name"]) for row in document["metrics"]]
+
+
+def _protocol(document: Row) -> str:
+    """How many trials there were, and how they were chosen and judged."""
+    states = Counter(trial["state"] for trial in document["trials"])
+    parts = [f"{states[state]} {state}" for state in (FINISHED, PRUNED, FAILED) if state in states]
+    made = sum(states[state] for state in (FINISHED, PRUNED, FAILED))
+    of = "" if made >= document["asked"] else f" of {document['asked']}"
+    counted = f"{made}{of} {'trial' if document['asked'] == 1 else 'trials'}" + (
+        f": {', '.join(parts)}" if parts else ""
+    )
+    ways = [
+        f"{row['name']} {'maximised' if row['direction'] == MAXIMUM else 'minimised'}"
+        + (f" ({'its best value' if row['of'] == 'best' else 'mean of its last tenth'})" if row["of"] != "last" else "")
+        for row in document["metrics"]
+    ]
+    return f"{counted}; {' and '.join(ways)}; sampler {document['sampler']}, seed {document['seed']}"
+
+
+def _values(document: Row, trial: Row) -> list[float | None]:
+    own = [*trial["values"], *[None] * len(document["metrics"])]
+    return own[: len(document["metrics"])]
 
 
 def _ranked(document: Row) -> list[Row]:
     """The trials: those of the front and the best ones first, those that did not finish last."""
-    front = set(document.get("front") or ())
+    front = set(document["front"])
     sign = -1.0 if document["metrics"][0]["direction"] == MAXIMUM else 1.0
 
     def key(trial: Row) -> tuple[bool, bool, float, int]:
-        value = trial.get("value")
+        value = trial["value"]
         return (
-            trial.get("state") != FINISHED,
+            trial["state"] != FINISHED,
             trial["number"] not in front,
             sign * value if value is not None else math.inf,
             trial["number"],
@@ -113,13 +150,15 @@ def _ranked(document: Row) -> list[Row]:
 
 
 def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, sorted_by: str | None) -> list[Block]:
-    front = set(document.get("front") or ())
+    front = set(document["front"])
+    names = [str(param["name"]) for param in document["params"]]
+    short = [say.bare(name) for name in names]  # where no two of them are called alike then
     columns = [Col("Trial", "trial", "number"), Col("State", "state")]
     columns += [
         Col(name, f"p{at}", "text" if document["params"][at]["choices"] else "number")
-        for at, name in enumerate(say.heads(document))
+        for at, name in enumerate(short if len(set(short)) == len(short) else names)
     ]
-    columns += [Col(name, f"m{at}", "number") for at, name in enumerate(say.metrics(document))]
+    columns += [Col(name, f"m{at}", "number") for at, name in enumerate(metrics(document))]
     columns += [
         Col("Front", "front", help="No other trial is better in one metric without being worse in the other."),
         Col("Steps", "steps", "count"),
@@ -131,8 +170,8 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
         {
             **trial,
             "trial": trial["number"] + 1,
-            **{f"p{at}": (trial.get("params") or {}).get(param["name"]) for at, param in enumerate(document["params"])},
-            **{f"m{at}": value for at, value in enumerate(say.values(document, trial))},
+            **{f"p{at}": trial["params"].get(param["name"]) for at, param in enumerate(document["params"])},
+            **{f"m{at}": value for at, value in enumerate(_values(document, trial))},
             "front": "yes" if trial["number"] in front else None,
         }
         for trial in trials
@@ -141,18 +180,9 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
     return rows_table(context, "trials", rows, columns_of=columns, notes=notes)
 
 
-def _in_digits(tables: list[Block]) -> list[Block]:
-    """Values of any size, and often close to each other: more digits than a terminal gives other figures."""
-    for table in tables:
-        for row in table["rows"]:
-            row |= {key: say.number(value) for key, value in row.items() if key[:1] in "pm" and key[1:].isdecimal()}
-    return tables
-
-
 def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterator[Block]:
-    """What decides a metric: a sentence, bars with their intervals, and pairs."""
-    yield blocks.text(say.ranking(found))
-    important = found.get("important") or ()
+    yield blocks.text(_ranking(found))
+    important = found["important"]
     rows = [
         {
             **row,
@@ -160,14 +190,25 @@ def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterato
             "trials": found["trials"],
             "matters": "yes" if row["param"] in important else "unsure",
         }
-        for row in found.get("rows") or ()
+        for row in found["rows"]
     ]
-    at = say.metrics(document).index(found["metric"]) if found["metric"] in say.metrics(document) else 0
+    at = metrics(document).index(found["metric"]) if found["metric"] in metrics(document) else 0
     title = f"What decides {found['metric']}"
     yield from rows_table(context, "importance", rows, id=f"importance-{at}", title=title)
-    pairs = [row for row in found.get("pairs") or () if row.get("share") is not None]
+    pairs = [row for row in found["pairs"] if row["share"] is not None]
     title, say_pair = f"Pairs that decide {found['metric']}", {key: _bare(key) for key in ("first", "second")}
     yield from rows_table(context, "sweep/pairs", pairs, id=f"pairs-{at}", title=title, say=say_pair, limit=5)
+
+
+def _ranking(found: Row) -> str:
+    """What the importance of a metric rests on, or why there is none."""
+    if found["note"]:
+        return f"What decides {found['metric']}: {found['note']}."
+    how = "a surface of lines, curves and products of pairs"
+    if found["method"] == PED_ANOVA:
+        how = "how differently the best tenth of them lies in a parameter (PED-ANOVA)"
+    said = ", ".join(map(say.bare, found["important"])) or "no parameter for certain"
+    return f"What decides {found['metric']}: {said}. From {found['trials']} finished trials, by {how}."
 
 
 def _bare(key: str) -> Callable[[Row], str]:
@@ -175,26 +216,25 @@ def _bare(key: str) -> Callable[[Row], str]:
 
 
 def _done(document: Row) -> list[Row]:
-    return [trial for trial in document["trials"] if trial.get("value") is not None][:DRAWN]
+    return [trial for trial in document["trials"] if trial["value"] is not None][:DRAWN]
 
 
 def _lines(document: Row) -> Iterator[Block]:
-    """Every finished trial as a line through the axes of all parameters and metrics."""
     trials = _done(document)
     if len(trials) < 2:
         return
     axes = [
         blocks.axis(
             param["name"],
-            [(trial.get("params") or {}).get(param["name"]) for trial in trials],
+            [trial["params"].get(param["name"]) for trial in trials],
             log=bool(param["log"]),
             choices=list(param["choices"]),
         )
         for param in document["params"]
     ]
     axes += [
-        blocks.axis(name, [say.values(document, trial)[at] for trial in trials])
-        for at, name in enumerate(say.metrics(document))
+        blocks.axis(name, [_values(document, trial)[at] for trial in trials])
+        for at, name in enumerate(metrics(document))
     ]
     first = document["metrics"][0]
     yield blocks.parallel(
@@ -235,7 +275,6 @@ def _position(param: Row, value: Any) -> float | None:
 
 
 def _axis(param: Row) -> str:
-    """The label of the axis of a picture."""
     places = _places(param) or {}
     if any(str(choice) != f"{at:g}" for choice, at in places.items()):
         return f"{param['name']}: {', '.join(f'{at:g} = {choice}' for choice, at in places.items())}"
@@ -244,18 +283,15 @@ def _axis(param: Row) -> str:
 
 def _by_importance(document: Row) -> list[Row]:
     """Parameters, the most important for the first metric first where they are ranked."""
-    order = [row["param"] for row in document.get("importance") or ()]
+    order = [row["param"] for row in document["importance"]]
     names = {name: at for at, name in enumerate(order)}
     return sorted(document["params"], key=lambda param: names.get(param["name"], len(names)))
 
 
 def _slices(document: Row) -> Iterator[Block]:
-    """The metric over each parameter alone."""
-    trials, metric = _done(document), say.metrics(document)[0]
+    trials, metric = _done(document), metrics(document)[0]
     for at, param in enumerate(_by_importance(document)[:SLICES]):
-        placed = [
-            (_position(param, (trial.get("params") or {}).get(param["name"])), trial["value"]) for trial in trials
-        ]
+        placed = [(_position(param, trial["params"].get(param["name"])), trial["value"]) for trial in trials]
         points = sorted((x, y) for x, y in placed if x is not None)
         if len({x for x, _ in points}) < 2:
             continue
@@ -273,8 +309,8 @@ def _slices(document: Row) -> Iterator[Block]:
 
 def _contour(document: Row) -> Iterator[Block]:
     """The metric over the first pair: the surface that was fitted, with lines of equal height, and the trials on it."""
-    ranked = document.get("importances") or ()
-    found = ranked[0].get("contour") if ranked else None
+    ranked = document["importances"]
+    found = ranked[0]["contour"] if ranked else None
     params = {param["name"]: param for param in document["params"]}
     if not found or not {found["first"], found["second"]} <= params.keys():
         return
@@ -294,9 +330,9 @@ def _contour(document: Row) -> Iterator[Block]:
         for level in (low + (high - low) * at / LEVELS for at in range(1, LEVELS)):
             for start, end in contour(rows, level):
                 lines.append([_between(columns, start[0]), start[1] + 0.5, _between(columns, end[0]), end[1] + 0.5])
-    trials = [trial.get("params") or {} for trial in _done(document)]
+    trials = [trial["params"] for trial in _done(document)]
     placed = [(_position(across, own.get(across["name"])), _row(up, places, own.get(up["name"]))) for own in trials]
-    metric = say.metrics(document)[0]
+    metric = metrics(document)[0]
     chart = blocks.drawn(
         "contour",
         f"{metric} by the surface that was fitted to the trials, over {across['name']} along and {up['name']} "
@@ -321,7 +357,6 @@ def _between(places: Sequence[float], number: float) -> float:
 
 
 def _row(param: Row, places: Sequence[float], value: Any) -> float | None:
-    """Where a value lies along the rows, from 0 at the upper edge of the first to their number."""
     place, count = _position(param, value), len(places)
     if place is None:
         return None

@@ -107,7 +107,6 @@ def _charts(found: Telemetry) -> Iterator[Block]:
 
 
 def _energy(context: PageContext, energy: EnergyFacts | None) -> Iterator[Block]:
-    """What the run drew and what that cost, by device; why nothing was read in one line."""
     if energy is None:
         return
     said = list(sentences.energy(context.base.report(source=context.source)))
@@ -122,7 +121,6 @@ def _energy(context: PageContext, energy: EnergyFacts | None) -> Iterator[Block]
 
 
 def _groups(machine: MachineFacts) -> Iterator[Block]:
-    """The figures of each part of the machine's facts that is there."""
     for title, record, figures in (
         ("How training shared its cores", machine.cpu, "cpu"),
         ("Threads of a training process", machine.cpu and machine.cpu.pool, "pool"),

@@ -36,25 +36,6 @@ MAX_RUNS = 100  # offered to compare with
 TOP = 12  # bars of a chart of the largest
 
 _OF_UNIT = re.compile(" (ns|ms|bytes)$")
-_WINDOW = ("--window", "skip_first=5,active=3")
-_OPENS = (
-    "stepscope run opens a window of torch.profiler by itself once the time of a step is steady; for a run of few "
-    "steps say when."
-)
-# what to record for a view -> (advice, options of `stepscope run`)
-ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "operators": (f"{_OPENS} With torch.profiler itself, record ProfilerActivity.CPU and record_shapes=True.", _WINDOW),
-    "kernels": (f"{_OPENS} With torch.profiler itself, record ProfilerActivity.CUDA on a GPU that allows it.", _WINDOW),
-    "modules": (f"{_OPENS} With torch.profiler itself, record with_stack=True.", _WINDOW),
-    "memory": (
-        "Windows hold allocations with --window-memory, traces of torch.profiler with profile_memory=True. "
-        "torch.cuda.memory._record_memory_history() and _dump_snapshot() write a snapshot that stepscope opens too.",
-        ("--window-memory",),
-    ),
-    "stacks": ("stepscope run samples the stacks of every process; windows with Python stacks draw trees too.", ()),
-    "compilers": ("stepscope run notes every compile of torch.compile and torch_xla with its cause.", ()),
-}
-ADVICE["gpus"] = ADVICE["kernels"]
 
 
 class Chosen(Struct, frozen=True):
@@ -94,7 +75,7 @@ class Chosen(Struct, frozen=True):
 
 
 def chosen(context: PageContext, view: str, title: str) -> Chosen:
-    """The spans of the scope for a page on `view`, a key of `Views.absent` and of `ADVICE`."""
+    """The spans of the scope for a page on `view`, a key of `Views.absent` and of the declared advice."""
     views = context.run.analysis.views
     if views is None:
         return Chosen((), whole=True, absent=absent(context, view, title, NO_TRACE))
@@ -119,7 +100,8 @@ def of_scope(context: PageContext, views: Views) -> tuple[SpanViews, ...]:
 
 def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
     """Why there is nothing of a view, and what to record."""
-    advice, options = ADVICE[view]
+    advised = blocks.LAYOUT.advice[view]
+    advice = advised.text
     steps = context.scope.steps
     if steps is not None and _elsewhere(context.base, view):
         views = context.base.analysis.views
@@ -129,7 +111,7 @@ def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
         reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {known}choose others, or all"
     if view in ("kernels", "gpus") and set(context.run.analysis.devices) == {"cpu"}:
         reason, advice = "the run trained on the CPU alone, so that no GPU did any work", "Train on a GPU."
-    return blocks.empty(title, sentence(reason), advice, again(context, *options))
+    return blocks.empty(title, sentence(reason), advice, again(context, *advised.options))
 
 
 def _elsewhere(base: Run, view: str) -> bool:

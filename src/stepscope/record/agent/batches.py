@@ -290,17 +290,17 @@ class BatchLog:
             self._file = LineFile(os.path.join(folder, FILE), BYTE_LIMIT)
         runs: list[list[int]] = []
         kept = self._agent.batches.kept
-        for _, _, step, iterator, number, batches, _ in self._agent.steps.uses(self._step):
-            self._step = step + 1
+        for step, iterator, number, batches, steps in self._agent.steps.runs_since(self._step):
+            self._step = step + steps
             if iterator is None or iterator not in kept:
                 continue
             first = number + kept[iterator].seen_from
             if runs and runs[-1][1] == iterator and runs[-1][3] == batches:
                 start, _, start_first, _, before = runs[-1]
                 if step == start + before and first == start_first + before * batches:
-                    runs[-1][4] += 1
+                    runs[-1][4] += steps
                     continue
-            runs.append([step, iterator, first, batches, 1])
+            runs.append([step, iterator, first, batches, steps])
         if not runs:
             return
         lists = [found for number in {run[1] for run in runs} for found in self._new(number, kept[number])]

@@ -110,14 +110,10 @@ def parse(text: str) -> Config | None:
         max_steps=_typed(data, "max_steps", int, None),
         sampler_hz=_typed(data, "sampler_hz", int, 50),
         faults=_typed(data, "faults", str, None),
-        knobs=tuple(Knob(*pair) for pair in pairs if _is_knob(pair)),
+        knobs=tuple(Knob(*pair) for pair in pairs if isinstance(pair, list) and list(map(type, pair)) == [str, str]),
         seed=_typed(data, "seed", int, None),
         watch=float(_typed(data, "watch", (int, float), 0.0)),
     )
-
-
-def _is_knob(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
 
 
 def _typed(data: dict[str, Any], name: str, kind: Any, default: Any) -> Any:

@@ -17,7 +17,6 @@ from typing import Any, Callable
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import ENVIRONMENT_NAME, Config, parse
-from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
 from stepscope.record.agent.patches import skip_own_code
 from stepscope.record.agent.probes import PROBES
@@ -57,13 +56,16 @@ def start(config: Config | None = None) -> Agent | None:
 
 
 def imported(name: str) -> None:
-    """Told by the import hook that `name` (torch, torch_xla, a framework's or logger's module) was just imported."""
+    """Told by the import hook that `name`, a module that something waits for, was just imported."""
     agent = _agent
     if name == "torch":
         start()
     elif agent is not None and name == "torch_xla":
         agent.probes.install_for(name)
         agent.guard.wrap("compiling", skip_own_code, inject=False)()
+    elif agent is not None and name == "numpy":
+        if agent.config.seed is not None:
+            agent.guard.wrap("seed", _seed, inject=False)(agent, agent.config.seed, numpy_alone=True)
     elif agent is not None and not agent.probes.suspended:
         agent.probes.module_imported(name)
 
@@ -104,22 +106,22 @@ def _attach(module: str, agent: Agent) -> Any:
     return import_module("stepscope.record.agent." + module).attach(agent)
 
 
-def _seed(agent: Agent, seed: int) -> None:
+def _seed(agent: Agent, seed: int, numpy_alone: bool = False) -> None:
     """The random number generators of Python, torch and, as soon as it is there, numpy start from a given number.
 
     Before the script's own code goes on; a script that seeds them itself later wins. Ranks get different seeds, as they
     would by chance, so that they do not all draw the same augmentations.
     """
     seed = (seed + (rank_identity()["rank"] or 0)) % _SEEDS
-
-    def seed_numpy() -> None:
-        sys.modules["numpy"].random.seed(seed)
-
-    random.seed(seed)
     if "numpy" in sys.modules:
-        seed_numpy()
-    else:
-        when_imported("numpy", agent.guard.wrap("seed", seed_numpy, inject=False))
+        sys.modules["numpy"].random.seed(seed)
+    else:  # told by the finder that `sitecustomize` put first
+        for waiting in [getattr(finder, "waiting", None) for finder in sys.meta_path]:
+            if isinstance(waiting, set):
+                waiting.add("numpy")
+    if numpy_alone:
+        return
+    random.seed(seed)
     torch = sys.modules["torch"]
     torch.manual_seed(seed)
     agent.journal.write("seed", value=seed, observed=int(torch.initial_seed()))

@@ -16,8 +16,8 @@ from typing import Any, Callable
 
 HOOKED = ("torch", "torch_xla")
 # Where training frameworks have their seams and settings and loggers their calls, as in the tables of
-# `probes/frameworks.py` and `probes/side_events.py`, which a test compares. Known from the start: such a module may
-# import torch in the middle of its own import, which is over only later.
+# `probes/frameworks.py` and `probes/side_events.py`, which a test compares; and FSDP, which clips by itself. Known from
+# the start: such a module may import torch in the middle of its own import, which is over only later.
 _LIGHTNING = "loops.evaluation_loop loops.fit_loop trainer.connectors.logger_connector.logger_connector trainer.trainer"
 _MODULES = {
     "accelerate": "accelerator",
@@ -34,6 +34,7 @@ _MODULES = {
     "pytorch_lightning": _LIGHTNING,
     "skorch": "history net",
     "tensorboardX": "writer",
+    "torch.distributed.fsdp": "fully_sharded_data_parallel",
     "torch.utils.tensorboard": "writer",
     "torchtitan.components": "checkpoint checkpointer.base metrics validate",
     "torchtitan": "train trainer",
@@ -54,8 +55,7 @@ class Finder:
     def __init__(self, package: str, wake: Callable[[str], Any]) -> None:
         self._package = package
         self._wake = wake
-        self._waiting = {*HOOKED, *FRAMEWORK_MODULES}
-        self._hooks: dict[str, list[Callable[[], Any]]] = {}
+        self.waiting = {*HOOKED, *FRAMEWORK_MODULES}  # others may be added
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
@@ -63,7 +63,7 @@ class Finder:
             return importlib.util.spec_from_file_location(
                 name, os.path.join(self._package, "__init__.py"), submodule_search_locations=[self._package]
             )
-        if name not in self._waiting:
+        if name not in self.waiting:
             return None
         for finder in list(sys.meta_path):
             find_spec = getattr(finder, "find_spec", None)
@@ -75,16 +75,11 @@ class Finder:
                     return spec
         return None
 
-    def when_imported(self, name: str, hook: Callable[[], Any]) -> None:
-        """Call `hook`, which must not raise, once the module `name` has been imported."""
-        self._hooks.setdefault(name, []).append(hook)
-        self._waiting.add(name)
-
     def start_now(self) -> None:
         """Start for modules that were imported before us."""
         for name in HOOKED:
-            if name in sys.modules and name in self._waiting:
-                self._waiting.discard(name)
+            if name in sys.modules and name in self.waiting:
+                self.waiting.discard(name)
                 self._tell(name)
 
     def _tell(self, name: str) -> None:
@@ -105,21 +100,8 @@ class Finder:
         def exec_module(module: ModuleType) -> None:
             attributes.pop("exec_module", None)
             original(module)
-            if name in self._waiting:
-                self._waiting.discard(name)
-                if name in HOOKED or name in FRAMEWORK_MODULES:
-                    self._tell(name)
-                for hook in self._hooks.pop(name, ()):
-                    hook()
+            if name in self.waiting:
+                self.waiting.discard(name)
+                self._tell(name)
 
         attributes["exec_module"] = exec_module
-
-
-def when_imported(name: str, hook: Callable[[], Any]) -> None:
-    """`Finder.when_imported` of the finder of this process, if there is one."""
-    for finder in sys.meta_path:
-        # `sitecustomize` executes this file on its own: its class is another one than this module's.
-        watch = getattr(finder, "when_imported", None)
-        if watch is not None and type(finder).__name__ == Finder.__name__:
-            watch(name, hook)
-            return

@@ -124,19 +124,15 @@ def rank_identity() -> dict[str, int | None]:
         "attempt": _environment_int("TORCHELASTIC_RESTART_COUNT"),
     }
     if found["rank"] is None:
-        names = next((names for names in _STARTERS if (_environment_int(names[2]) or 1) > 1), _slurm_names())
+        step = _environment_int("SLURM_STEP_ID")
+        starters = list(_STARTERS)
+        if step is not None and step < _LAST_STEP:  # in a batch script the same names stand for it, which is no task
+            size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
+            starters.append(("SLURM_PROCID", "SLURM_LOCALID", size))
+        names = next((names for names in starters if (_environment_int(names[2]) or 1) > 1), ())
         for key, name in zip(("rank", "local_rank", "world_size"), names):
             found[key] = _environment_int(name) if found[key] is None else found[key]
     return found
-
-
-def _slurm_names() -> tuple[str, ...]:
-    """What SLURM names a task of a step. In a batch script the same names stand for the script, which is no task."""
-    step = _environment_int("SLURM_STEP_ID")
-    if step is None or step >= _LAST_STEP:
-        return ()
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
-    return ("SLURM_PROCID", "SLURM_LOCALID", size) if (_environment_int(size) or 1) > 1 else ()
 
 
 def claim_rank_folder(run: str, rank: int) -> str | None:
@@ -204,8 +200,8 @@ class Journal:
         self._last_word = LastWord(folder)
         self._steps = LineFile(os.path.join(folder, "steps.jsonl"), STEPS_BYTE_LIMIT)
         self._events = LineFile(os.path.join(folder, "events.jsonl"), EVENTS_BYTE_LIMIT)
-        identity = {"schema": RANK_SCHEMA, **identity, "rank": identity["rank"] or 0}  # type: ignore[dict-item]
-        record = {**identity, **self._describe(), "clock": {"epoch_offset_ns": self._clock.epoch_offset_ns}}
+        clock = {"epoch_offset_ns": self._clock.epoch_offset_ns}
+        record = {"schema": RANK_SCHEMA, **identity, "rank": identity["rank"] or 0, **self._describe(), "clock": clock}
         write_whole(os.path.join(folder, "rank.json"), _encode(record))
         self._steps.write(_encode({"schema": STEPS_SCHEMA, "columns": STEP_COLUMNS}))
         for line in self._early:
@@ -303,12 +299,10 @@ class LastWord:
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, NAME)
-        self._write(b"", os.O_CREAT | os.O_EXCL)
+        _write_at_once(self._path, b" " * (SIZE - 1) + b"\n", os.O_CREAT | os.O_EXCL)
 
     def say(self, record: Mapping[str, Any]) -> None:
         """Replace what was said before; a `record` of more than `SIZE` bytes is not said."""
-        self._write(json.dumps(record, separators=(",", ":")).encode(), 0)
-
-    def _write(self, data: bytes, flags: int) -> None:
+        data = json.dumps(record, separators=(",", ":")).encode()
         if len(data) < SIZE:
-            _write_at_once(self._path, data.ljust(SIZE - 1) + b"\n", flags)
+            _write_at_once(self._path, data.ljust(SIZE - 1) + b"\n", 0)

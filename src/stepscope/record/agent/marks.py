@@ -30,10 +30,8 @@ class _Recorder:
     """The active side of the marks: bound to an agent, every method guarded."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._written = 0
-        self._sums = RegionSums(agent)
-        self.now = agent.clock.now
+        sums, written = RegionSums(agent), 0
+        self.now = now = agent.clock.now
 
         def step() -> None:
             if agent.accepts():
@@ -42,30 +40,30 @@ class _Recorder:
         def mark(name: str) -> None:
             agent.journal.write("mark", name=name)
 
+        def region(name: str, start_ns: int, end_ns: int, kind: str, **place: Any) -> None:
+            nonlocal written
+            agent.regions_written = True
+            agent.steps.hurry()  # regions are counted by step
+            if written < REGIONS_PER_STEP:
+                written += 1
+                sums.tell((name, kind, *place.items()), start_ns, end_ns - start_ns)
+            else:
+                sums.keep(name, start_ns, end_ns, kind, place)
+
+        def log(values: Mapping[str, Any]) -> None:
+            metrics, now_ns = agent.metrics, now()
+            for name, value in values.items():
+                if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "fiub":
+                    value = float(value)
+                metrics.keep(metrics.series(str(name), "log"), now_ns, value)
+
+        def flush() -> None:
+            nonlocal written
+            written = 0
+            sums.flush()
+
         guarded = partial(agent.guard.wrap, "marks")
-        self.step, self.mark, self.region, self.log, self.flush = map(
-            guarded, (step, mark, self._region, self._log, self._flush)
-        )
-
-    def _region(self, name: str, start_ns: int, end_ns: int, kind: str, **place: Any) -> None:
-        self._agent.regions_written = True
-        self._agent.steps.hurry()  # regions are counted by step
-        if self._written < REGIONS_PER_STEP:
-            self._written += 1
-            _write_region(self._agent, name, start_ns, end_ns - start_ns, kind, place)
-            return
-        self._sums.keep(name, start_ns, end_ns - start_ns, kind, place)
-
-    def _log(self, values: Mapping[str, Any]) -> None:
-        metrics, now = self._agent.metrics, self.now()
-        for name, value in values.items():
-            if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "fiub":
-                value = float(value)
-            metrics.keep(metrics.series(str(name), "log"), now, value)
-
-    def _flush(self) -> None:
-        self._written = 0
-        self._sums.flush()
+        self.step, self.mark, self.region, self.log, self.flush = map(guarded, (step, mark, region, log, flush))
 
 
 class RegionSums:
@@ -77,19 +75,18 @@ class RegionSums:
 
     def add(self, name: str, start_ns: int, end_ns: int, kind: str, place: Mapping[str, Any] | None = None) -> None:
         """One more; `place` are the fields of the line it is told with."""
-        place = place or {}
         if end_ns - start_ns >= SHORTEST_NS:
-            record_region(name, start_ns, end_ns, kind, **place)
+            record_region(name, start_ns, end_ns, kind, **(place or {}))
             return
-        key = self.keep(name, start_ns, end_ns - start_ns, kind, place)
+        key = self.keep(name, start_ns, end_ns, kind, place or {})
         if self._sums[key][0] >= SUM_NS:
             self._write(key)
 
-    def keep(self, name: str, start_ns: int, duration_ns: int, kind: str, place: Mapping[str, Any]) -> tuple[Any, ...]:
+    def keep(self, name: str, start_ns: int, end_ns: int, kind: str, place: Mapping[str, Any]) -> tuple[Any, ...]:
         """Add it to those of its key, which is returned."""
         key = (name, kind, *place.items())
         total = self._sums.setdefault(key, [0, 0, start_ns])
-        total[0] += duration_ns
+        total[0] += end_ns - start_ns
         total[1] += 1
         return key
 
@@ -100,15 +97,13 @@ class RegionSums:
 
     def _write(self, key: tuple[Any, ...]) -> None:
         duration_ns, count, start_ns = self._sums.pop(key)
+        self.tell(key, start_ns, duration_ns, count=count)
+
+    def tell(self, key: tuple[Any, ...], start_ns: int, duration_ns: int, **more: int) -> None:
+        """Write so much of a key."""
         name, kind, *place = key
-        _write_region(self._agent, name, start_ns, duration_ns, kind, {**dict(place), "count": count})
-
-
-def _write_region(
-    agent: Agent, name: str, start_ns: int, duration_ns: int, kind: str, fields: Mapping[str, Any]
-) -> None:
-    source = {} if kind == "region" else {"source": kind}
-    agent.journal.write("region", start_ns, duration_ns, name=name, **fields, **source)
+        source = {} if kind == "region" else {"source": kind}
+        self._agent.journal.write("region", start_ns, duration_ns, name=name, **dict(place), **more, **source)
 
 
 _recorder: _Recorder | None = None

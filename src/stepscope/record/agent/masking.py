@@ -124,7 +124,8 @@ def _is_value_of_secret(flag: str, argument: str, takes_password: bool | None) -
         return False
     if named.group(0) in ("-p", "-P"):
         own = "/" in argument or "." in argument or _NUMBER.match(argument)
-        return not argument.startswith("-") and not own and _may_be_password(argument, takes_password)
+        is_password = _is_mixed(argument) if takes_password is None else takes_password
+        return not argument.startswith("-") and not own and is_password
     if not is_secret_name(named.group("name")):
         return False
     return not _FLAG.match(argument) or (not argument.startswith("--") and _is_mixed(argument))
@@ -146,13 +147,9 @@ def _mask_argument(argument: str, takes_password: bool | None) -> str:
         argument = assignment.group("value")
     password = argument[2:] if argument[:2] in ("-p", "-P") else ""
     joined = not names and len(password) > 2 and not _NUMBER.match(password)
-    if joined and _may_be_password(password, takes_password):
+    if joined and (_is_mixed(password) if takes_password is None else takes_password):
         return argument[:2] + MASK
     return names + mask_text(argument)
-
-
-def _may_be_password(text: str, takes_password: bool | None) -> bool:
-    return _is_mixed(text) if takes_password is None else takes_password
 
 
 def _is_mixed(text: str) -> bool:
@@ -187,5 +184,5 @@ def _is_random(word: str) -> bool:
 
 
 def _bits(word: str) -> float:
-    """Shannon's entropy of its characters."""
+    # Shannon's entropy of its characters
     return -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())

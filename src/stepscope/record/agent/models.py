@@ -235,32 +235,30 @@ def _number(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------------- activations
 
 
-class Activation:
-    """What is known of a module's output: where its numbers are, and how many elements it has."""
+def activation(torch: Any, numbers: Numbers, output: Any) -> Callable[[list[float]], dict[str, float]]:
+    """Measure a module's output; what is returned makes figures, by kind, of the values of `numbers`.
 
-    def __init__(self, torch: Any, numbers: Numbers, output: Any) -> None:
-        self._elements = output.numel()
-        least, most = torch.aminmax(output)
-        self._ends = numbers.put(least), numbers.put(most)
-        self._norm = numbers.put(_norm(torch, output))
-        self._nonzero: list[int] = []
-        self._strange: list[int] = []
-        if self._elements <= COUNTED:
-            for (part,) in slices(output):
-                self._nonzero.append(numbers.put(torch.count_nonzero(part)))
-                self._strange.append(numbers.put(torch.count_nonzero(part - part)))  # infinity and NaN leave NaN
+    Counts are left out where there are too many elements to count.
+    """
+    elements, put = output.numel(), numbers.put
+    ends = [put(end) for end in torch.aminmax(output)]
+    norm = put(_norm(torch, output))
+    parts = [part for (part,) in slices(output)] if elements <= COUNTED else []
+    nonzero = [put(torch.count_nonzero(part)) for part in parts]
+    strange = [put(torch.count_nonzero(part - part)) for part in parts]  # infinity and NaN leave NaN
 
-    def figures(self, values: list[float]) -> dict[str, float]:
-        """By kind; the counts are left out where there were too many elements to count."""
-        least, most = (values[place] for place in self._ends)
+    def figures(values: list[float]) -> dict[str, float]:
+        least, most = (values[place] for place in ends)
         found = {
             "largest": max(-least, most) if least == least and most == most else float("nan"),
-            "mean_square": values[self._norm] ** 2 / self._elements,
+            "mean_square": values[norm] ** 2 / elements,
         }
-        if self._nonzero:
-            found["zeros"] = 1 - sum(values[place] for place in self._nonzero) / self._elements
-            found["not_finite"] = sum(values[place] for place in self._strange)
+        if nonzero:
+            found["zeros"] = 1 - sum(values[place] for place in nonzero) / elements
+            found["not_finite"] = sum(values[place] for place in strange)
         return found
+
+    return figures
 
 
 def first_tensor(output: Any) -> Any:

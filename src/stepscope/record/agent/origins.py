@@ -163,7 +163,6 @@ class Origins:
         return low, high
 
     def _made(self, nodes: list[Any], model: Model) -> dict[str, Any]:
-        """What made it, by the graph."""
         rank, _, node = self._maker(nodes[0])
         operator = _operator(node)
         if getattr(_function(node), "__module__", "").startswith("torch."):
@@ -295,7 +294,6 @@ def _function(node: Any) -> Any:
 
 
 def _nodes(root: Any) -> list[Any]:
-    """The nodes of a graph, its root first."""
     nodes: dict[Any, None] = {}
     waiting = [root]
     while waiting and len(nodes) < NODES_LIMIT:

@@ -65,8 +65,8 @@ class Patches:
             if error is None and after is not None:
                 after(call, result)
 
-        pair = self._guard.pair(self._name, change, returned)
-        return self._around(owner, name, pair, None if refused is None else self._guard.wrap(self._name, refused))
+        guarded = None if refused is None else self._guard.wrap(self._name, refused)
+        return self._around(owner, name, self._guard.pair(self._name, change, returned), guarded)
 
     def replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
         """Have `wrap(original)` in the place of `owner.name`, which may be inherited."""
@@ -267,13 +267,10 @@ def _codes_of(namespace: dict[str, Any] | Any, module: str) -> Iterator[CodeType
         if isinstance(value, property):
             value = value.fget
         if isinstance(value, FunctionType):
-            yield from _nested(value.__code__)
+            waiting = [value.__code__]
+            while waiting:
+                code = waiting.pop()
+                yield code
+                waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         elif isinstance(value, type) and value.__module__ == module:
             yield from _codes_of(vars(value), module)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)

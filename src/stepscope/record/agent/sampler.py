@@ -263,7 +263,15 @@ class FallbackSampler:
         path = os.path.join(self._config.host_dir, stem)
         times = stretches.text(started_ns, ended_ns)
         has_times = times is not None and write_whole(path + ".times.json", times)
-        if not write_whole(path + ".raw", "".join(self._lines(counts, names))):
+        process = 'process {}:"{}"'.format(self._pid, " ".join(masked_command()).replace("\n", " "))
+        lines = []
+        for (ident, stack), count in counts.items():
+            frames = [
+                f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}{f':{line}' if line else ''})"
+                for code, line in stack
+            ]
+            lines.append(";".join([process, names.get(ident) or f"thread ({ident:#x})", *frames]) + f" {count}\n")
+        if not write_whole(path + ".raw", "".join(lines)):
             return
         row: dict[str, Any] = {
             "segment": number, "file": stem + ".raw", "source": "agent", "pid": self._pid, "start_ns": started_ns,
@@ -273,18 +281,6 @@ class FallbackSampler:
         if has_times:
             row["times"] = stem + ".times.json"
         append_line(os.path.join(self._config.host_dir, "stacks.jsonl"), row)
-
-    def _lines(self, counts: dict[Stack, int], names: dict[int, str]) -> list[str]:
-        process = 'process {}:"{}"'.format(self._pid, " ".join(masked_command()).replace("\n", " "))
-        lines = []
-        for (ident, stack), count in counts.items():
-            thread = names.get(ident) or f"thread ({ident:#x})"
-            frames = [
-                f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}{f':{line}' if line else ''})"
-                for code, line in stack
-            ]
-            lines.append(";".join([process, thread, *frames]) + f" {count}\n")
-        return lines
 
 
 _random = random.Random(os.urandom(8))  # the user's generator is not ours to advance

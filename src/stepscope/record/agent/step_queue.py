@@ -250,7 +250,6 @@ class QueuedCutter(StepCutter):
             StepCutter.fetch_end(self, leader, waiting[-1], waiting[-2])
 
     def _fetch_begun(self, iterator: Iterator, now: int) -> None:
-        """A step has begun with a fetch of its leader."""
         self._lead(self._open(now, partial=False), iterator)
         self._before_fetch = None
         self._stack.append((DATA_WAIT, iterator.number))

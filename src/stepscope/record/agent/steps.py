@@ -780,14 +780,21 @@ class StepCutter:
         while self._remembered - len(self._uses[0][0]) >= USES_LIMIT:
             self._remembered -= len(self._uses.popleft()[0])
 
-    def uses(self, step: int = 0) -> list[Use]:
-        """The batches that the last trained steps used, from `step` on, in order."""
+    def uses(self) -> list[Use]:
+        """The batches that the last trained steps used, in order."""
         return [
             Use(row.start_ns, row.start_ns + row.wall_ns, row.step, iterator, first + at * batches, batches, passes)
             for rows, iterator, first, batches, passes in self._uses
-            if rows[-1].step >= step
             for at, row in enumerate(rows)
-            if row.kind == "train" and row.step >= step
+            if row.kind == "train"
+        ]
+
+    def runs_since(self, step: int) -> list[tuple[int, int | None, int, int, int]]:
+        """(first step, iterator, its first batch, batches of each step, steps) of steps cut together from `step` on."""
+        return [
+            (rows[0].step, iterator, first, batches, len(rows))
+            for rows, iterator, first, batches, _ in self._uses
+            if rows[0].step >= step
         ]
 
     def open_use(self) -> Use | None:

@@ -21,10 +21,10 @@ from typing import Any, Callable, Iterator, Sequence
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.models import NAME as ROOTS
 from stepscope.record.agent.models import (
-    Activation,
     Numbers,
     RootFinder,
     Updates,
+    activation,
     first_tensor,
     measurable,
     named,
@@ -160,7 +160,7 @@ class _Reading:
         self.updates: dict[int, tuple[Updates, list[_Parameter]]] = {}  # by optimizer, between its hooks
         self.optimizers: set[int] = set()
         self.incomplete: set[str] = set()  # blocks with a gradient that cannot be measured
-        self.outputs: dict[str, Activation] = {}
+        self.outputs: dict[str, Callable[[list[float]], dict[str, float]]] = {}
 
 
 class Watch:
@@ -371,7 +371,7 @@ class Watch:
         def ends(reading: _Reading) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                reading.outputs[name] = Activation(torch, reading.numbers, tensor)
+                reading.outputs[name] = activation(torch, reading.numbers, tensor)
 
         self._measure(ends)
 
@@ -403,7 +403,7 @@ class Watch:
                 whole[kind] = sum(size * size for size in known) ** 0.5 if len(known) == len(sizes_of) else None
             found.update(_figures(whole, "_block", name))
         for name, output in reading.outputs.items():
-            for kind, figure in output.figures(values).items():
+            for kind, figure in output(values).items():
                 found[f"{NAME}/{kind}/{name}"] = figure
         self.agent.metrics.tell_all(NAME, reading.time_ns, found)
         self.schedule.spent_ns += self.agent.clock.now() - began

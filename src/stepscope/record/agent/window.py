@@ -459,7 +459,6 @@ class WindowManager:
                     window.start_duration_ns += self._agent.clock.now() - window.start_ns
 
     def _count(self, window: _Window, row: StepRow) -> None:
-        """A step was recorded."""
         if row.kind != "train" and not self._config.everywhere:
             self._end(window, early="evaluation began")
             return

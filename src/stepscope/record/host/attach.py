@@ -7,6 +7,7 @@ with torch, numbered by the `RANK` in their environment.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -16,8 +17,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,9 @@ from stepscope.record.host.processes import Process, ProcessTree, read_command, 
 from stepscope.record.host.pyspy import (
     FALLBACK_MARKER,
     IN_CONTAINER,
-    Look,
     Rights,
     find_pyspy,
+    first_line,
     is_refusal,
     look_into,
     rights,
@@ -105,9 +105,9 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
             f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
             "one below it; find the training's with: pgrep -af python"
         )
-    first_look = look_into(program, targets[0])
-    if not first_look.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
-        raise refusal(targets[0], first_look, rights(targets[0]))
+    said = look_into(program, targets[0])
+    if said is not None and all(look_into(program, pid) is not None for pid in targets[1:_MOST_LOOKS]):
+        raise refusal(targets[0], said, rights(targets[0]))
     ranks = find_ranks(tree)
     first = tree.members[next(iter(ranks.values()), options.pid)]
     environ, cwd = _environment(first.pid), _cwd(first.pid)
@@ -135,19 +135,14 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
     describe.start()
     asked = (options.rate_hz, SEGMENT_SECONDS, program, options.native)
     config = TelemetryConfig(str(folder.host), options.pid, clock.epoch_offset_ns, *asked)
-    timer = _Timer(options.seconds, progress)
-    with Gpus() as gpus, timer.listening():
-        telemetry = Telemetry(config, gpus)
-        telemetry.tree.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
-        timer.living = telemetry.living
-        telemetry.run(timer.wait)
+    ended = _sample(config, ranks, options.seconds, progress)
     describe.join(_DESCRIBE_SECONDS)
     ended_ns = clock.now()
     manifest.values["ended_ns"] = ended_ns
-    manifest.values["attach"]["ended"] = timer.ended
+    manifest.values["attach"]["ended"] = ended
     manifest.save()
     problem = _check_samples(folder, options.pid)
-    return Attached(folder.run, (ended_ns - started_ns) / 1e9, timer.ended, manifest.problem or problem)
+    return Attached(folder.run, (ended_ns - started_ns) / 1e9, ended, manifest.problem or problem)
 
 
 def look_at_tree(pid: int) -> ProcessTree:
@@ -239,38 +234,34 @@ def _check_samples(folder: RunFolder, pid: int) -> str | None:
     message = reason or next(iter(messages), None)
     if message is None:
         raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
-    raise refusal(pid, Look(works=False, refused=is_refusal(message), message=message), rights(pid))
+    raise refusal(pid, message, rights(pid))
 
 
-class _Timer:
-    """Ends telemetry when the time is over, when asked to by a signal, or when the last process has gone."""
+def _sample(config: TelemetryConfig, ranks: Mapping[int, int], seconds: float, progress: Progress | None) -> str:
+    """Until the time is over, a signal asks for the end, or the last process has gone; which of them it was."""
+    asked, ended = threading.Event(), "time"
 
-    def __init__(self, seconds: float, progress: Progress | None) -> None:
-        self._seconds, self._progress = seconds, progress
-        self._started: float | None = None
-        self._asked = threading.Event()
-        self.living: Callable[[], int] = lambda: 1
-        self.ended = "time"
-
-    def wait(self, seconds: float) -> list[str]:
+    def wait(at_most: float) -> list[str]:
         """As `telemetry.Control.wait`."""
-        now = time.monotonic()
-        if self._started is None:
-            self._started = now
-        passed = now - self._started
-        if self._progress is not None:
-            self._progress(min(passed, self._seconds), self._seconds)
-        if self._asked.is_set() or passed >= self._seconds or not self.living():
-            self.ended = "interrupt" if self._asked.is_set() else "time" if passed >= self._seconds else "job"
+        nonlocal ended
+        passed = time.monotonic() - began
+        if progress is not None:
+            progress(min(passed, seconds), seconds)
+        if asked.is_set() or passed >= seconds or not telemetry.living():
+            ended = "interrupt" if asked.is_set() else "time" if passed >= seconds else "job"
             return [f"stop {_STOP_SECONDS:g}"]
-        self._asked.wait(max(0.0, min(seconds, self._seconds - passed)))
+        asked.wait(max(0.0, min(at_most, seconds - passed)))
         return []
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Ctrl-C and the signals of a scheduler end the sampling, not the program."""
-        if threading.current_thread() is not threading.main_thread():
-            return nullcontext()
-        return handled((signal.SIGINT, *ENDINGS), lambda *_: self._asked.set())
+    with contextlib.ExitStack() as stack:
+        gpus = stack.enter_context(Gpus())
+        if threading.current_thread() is threading.main_thread():  # which alone gets signals
+            stack.enter_context(handled((signal.SIGINT, *ENDINGS), lambda *_: asked.set()))
+        telemetry = Telemetry(config, gpus)
+        telemetry.tree.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
+        began = time.monotonic()
+        telemetry.run(wait)
+    return ended
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -292,13 +283,13 @@ _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")
 _FROM_INSIDE = "start the training with `stepscope run`, which can sample from inside"
 
 
-def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
-    """The error for a process that py-spy could not read."""
+def refusal(pid: int, message: str, asked: Rights) -> StepscopeError:
+    """The error for a process that py-spy could not read, by what it said."""
     if not os.path.exists(f"/proc/{pid}"):
         return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
-    program, said = os.path.basename(read_executable(pid) or ""), look.message.rstrip(".")
+    program, said = os.path.basename(read_executable(pid) or ""), first_line(message).rstrip(".")
     what = f"py-spy says {said!r}; upgrade py-spy, or {_FROM_INSIDE}"  # it was let in and did not find what it knows
-    if look.refused:
+    if is_refusal(message):
         what = _missing(said, asked)
     elif _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
         what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"

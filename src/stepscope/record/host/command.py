@@ -152,7 +152,6 @@ def _absolute(word: str, cwd: Path) -> Path:
 
 
 def _shebang(path: str | None) -> str | None:
-    """The interpreter named in the first line of `path`, with `env` looked through."""
     if path is None:
         return None
     try:

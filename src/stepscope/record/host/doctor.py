@@ -36,6 +36,7 @@ from stepscope.record.host.pyspy import (
     Rights,
     allow_tracing,
     find_pyspy,
+    first_line,
     look_into,
     pyspy_version,
     rights,
@@ -73,16 +74,23 @@ def examine(python: str | None = None) -> Doctor:
     cgroups = find_cgroups()
     cpus = affinity()
     pinned = pinned_cpus(cpus, sibling_groups(cpus), cgroups.cpu_limit_cores(), sibling_groups(online_cpus()))
+    memory = cgroups.memory_limit_bytes()
+    limited = f"{(memory or 0) / 2**30:.1f} GiB; kills by it are recorded"
+    no_pressure = Check(
+        "pressure (PSI)", "missing", "/proc/pressure is not there",
+        "waiting for processors, memory or disks is seen per process only",
+        "boot with psi=1",
+    )  # fmt: skip
     checks = (
         stacks_check(*try_sampling(), rights(os.getpid())),
         *gpu_checks(),
         cpu_energy_check(Rapl()),
         torch_check(torch_build(python)),
         processors_check(cpus, online_cpus(), cgroups),
-        memory_check(cgroups),
+        Check("memory limit", "ok", "none beyond the machine's own" if memory is None else limited),
         frequency_check(governor(), turbo()),
         threads_check(smt_active()),
-        pressure_check(),
+        Check("pressure (PSI)", "ok", "readable") if (ROOT / "proc/pressure/cpu").is_file() else no_pressure,
     )
     line = f"stepscope run -- taskset -c {cpu_text(pinned)} python train.py" if pinned else None
     return Doctor(checks=checks, pinned_command=line, pinned_cpus=tuple(pinned))
@@ -206,13 +214,6 @@ def processors_check(cpus: Sequence[int], online: Sequence[int], cgroups: Cgroup
     )  # fmt: skip
 
 
-def memory_check(cgroups: Cgroups) -> Check:
-    limit = cgroups.memory_limit_bytes()
-    if limit is None:
-        return Check("memory limit", "ok", "none beyond the machine's own")
-    return Check("memory limit", "ok", f"{limit / 2**30:.1f} GiB; kills by it are recorded")
-
-
 def frequency_check(found: str | None, boost: bool | None) -> Check:
     name = "processor frequency"
     if found is None:
@@ -238,16 +239,6 @@ def threads_check(active: bool | None) -> Check:
         "sibling threads", "limited", f"{len(pairs)} cores have them ({shown})",
         "a neighbour on the sibling takes up to half of a core's speed",
         "pin to whole cores, with the line below",
-    )  # fmt: skip
-
-
-def pressure_check() -> Check:
-    if (ROOT / "proc/pressure/cpu").is_file():
-        return Check("pressure (PSI)", "ok", "readable")
-    return Check(
-        "pressure (PSI)", "missing", "/proc/pressure is not there",
-        "waiting for processors, memory or disks is seen per process only",
-        "boot with psi=1",
     )  # fmt: skip
 
 
@@ -281,11 +272,11 @@ def try_sampling() -> tuple[str | None, str | None]:
     try:
         if child.stdout is not None:
             child.stdout.readline()
-        look = look_into(program, child.pid)
+        said = look_into(program, child.pid)
     finally:
         child.kill()
         child.communicate()
-    return pyspy_version(program) or "of an unknown version", None if look.works else look.message
+    return pyspy_version(program) or "of an unknown version", None if said is None else first_line(said)
 
 
 def torch_build(python: str | None) -> dict[str, Any]:

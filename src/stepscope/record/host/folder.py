@@ -78,7 +78,13 @@ def claim_folder(
 def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
     if min(str(out)) < " ":  # it stands in lines of files and of the terminal
         raise UsageError(f"--out {str(out)!r}: holds a line break or another control character; name it without")
-    run = _after_restart(out, scheduler)
+    run = out
+    own, restarts = job_in_manifest({} if scheduler is None else scheduler.for_manifest())
+    for path in out.glob("host-*") if own is not None and restarts else ():
+        # a job that was started again (requeued, restarted workers): refusing would end its training
+        job, attempt = job_in_manifest(scheduler_of(read_json(path / "manifest.json")))
+        if job == own and attempt < restarts:
+            run = out.with_name(f"{out.name}-restart{restarts}")
     if run.exists() and not run.is_dir():
         raise UsageError(f"--out {run} is a file; name a folder that does not exist yet")
     try:
@@ -99,16 +105,6 @@ def _advice(scheduler: Scheduler | None) -> str:
     if scheduler is not None and scheduler.kind == "slurm":
         return "name a new one, such as --out NAME-$SLURM_JOB_ID, or leave --out away for a folder named after the job"
     return "name a new folder, or remove it first"
-
-
-def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
-    """Where a job that was started again (requeued, restarted workers) records: refusing would end its training."""
-    own, restarts = job_in_manifest({} if scheduler is None else scheduler.for_manifest())
-    for path in out.glob("host-*") if own is not None and restarts else ():
-        job, attempt = job_in_manifest(scheduler_of(read_json(path / "manifest.json")))
-        if job == own and attempt < restarts:
-            return out.with_name(f"{out.name}-restart{restarts}")
-    return out
 
 
 def _same_job(run: Path, scheduler: Scheduler | None) -> bool:

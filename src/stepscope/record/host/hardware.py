@@ -42,6 +42,11 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def gpu_facts() -> list[dict[str, Any]]:
+    with Gpus() as gpus:
+        return gpus.describe()
+
+
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:
     """The manifest's `noise` object: what makes two runs of the same program differ on this machine."""
     load = read_text(root / "proc/loadavg")
@@ -152,7 +157,15 @@ class Cgroups:
 
     def cpu_limit_cores(self) -> float | None:
         """The tightest CPU quota in cores, None without one."""
-        return min((limit for folder in self.cpu if (limit := _cpu_limit(folder)) is not None), default=None)
+        limits: list[float] = []
+        for folder in self.cpu:
+            words = (_lines(folder / "cpu.max") or [""])[0].split()
+            quota, period = _integer(folder / "cpu.cfs_quota_us"), _integer(folder / "cpu.cfs_period_us")
+            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+                limits.append(int(words[0]) / int(words[1]))
+            elif quota is not None and quota > 0 and period:
+                limits.append(quota / period)
+        return min(limits, default=None)
 
     def memory_limit_bytes(self) -> int | None:
         """The tightest memory limit, None without one."""
@@ -203,14 +216,6 @@ def _levels(mount: Path, path: str) -> Iterator[Path]:
         yield folder
         folder = folder.parent
     yield mount
-
-
-def _cpu_limit(folder: Path) -> float | None:
-    words = (_lines(folder / "cpu.max") or [""])[0].split()
-    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
-        return int(words[0]) / int(words[1])
-    quota, period = _integer(folder / "cpu.cfs_quota_us"), _integer(folder / "cpu.cfs_period_us")
-    return quota / period if quota is not None and quota > 0 and period else None
 
 
 def read_pairs(path: Path) -> dict[str, int]:
@@ -292,7 +297,6 @@ class Gpus:
             self._query("nvmlShutdown")
 
     def _query(self, name: str, *arguments: Any) -> Any:
-        """The answer, or None when this driver or device does not give it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except Exception:  # noqa: BLE001 - a binding that does not fit its driver raises anything

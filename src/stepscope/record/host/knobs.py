@@ -58,26 +58,17 @@ def with_argument(words: Sequence[str], flag: str, value: str) -> tuple[str, ...
     found = False
     while before:
         word = before.pop(0)
-        form = _form(word, flag)
-        if form is None:
+        joined, apart = word.startswith(flag + "="), word == flag and flag.startswith("-")
+        if not joined and not apart and not is_short_with_number(word, flag):
             changed.append(word)
             continue
         found = True
-        if form == "apart" and value and before and not looks_like_flag(before[0]):
+        if apart and value and before and not looks_like_flag(before[0]):
             before.pop(0)  # the old value
-        changed += _written(flag, value, joined=form == "joined")
+        changed += _written(flag, value, joined=joined)
     if not found:
         changed += _written(flag, value, joined=False)
     return (*changed, *after)
-
-
-def _form(word: str, flag: str) -> str | None:
-    """How `word` gives `flag`: joined to its value, apart from it, or not at all."""
-    if word.startswith(flag + "="):
-        return "joined"
-    if word == flag and flag.startswith("-"):
-        return "apart"
-    return "attached" if is_short_with_number(word, flag) else None
 
 
 def _written(flag: str, value: str, *, joined: bool) -> list[str]:

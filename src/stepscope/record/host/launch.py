@@ -108,8 +108,6 @@ def launch(
 
 @dataclass
 class _Launch:
-    """One execution, from the start of the command to the complete manifest."""
-
     options: RecordOptions
     environ: dict[str, str]
     executable: str

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.command import Script, user_roots
-from stepscope.record.host.hardware import Gpus, hardware_facts, noise_facts
+from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.meters import Rapl
 from stepscope.record.host.options import RecordOptions
@@ -63,8 +63,7 @@ class Manifest:
         running command."""
         if pyspy is not None:
             self.values["sampler"]["version"] = pyspy_version(pyspy)
-        with Gpus() as gpus:
-            self.values["hardware"].update(gpus=gpus.describe(), cpu_energy=Rapl().describe())
+        self.values["hardware"].update(gpus=gpu_facts(), cpu_energy=Rapl().describe())
         self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
         scheduler = self.values["scheduler"] or {}
         if listed := scheduler.get("job_nodelist"):

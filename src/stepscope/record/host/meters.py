@@ -70,10 +70,14 @@ class ProcessMeter:
 
         Of processes that neither train nor load only what tells how much of the machine they use.
         """
+        last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
+        cpu_pct = None
+        if last is not None and monotonic_ns > last[0]:
+            cpu_pct = round(100.0 * (stat.cpu_ticks - last[1]) * _TICK_NS / (monotonic_ns - last[0]), 2)
         status, io = _text(f"/proc/{self._pid}/status"), _text(f"/proc/{self._pid}/io")
         resident_kib = _field(status, "VmRSS")
         values: dict[str, float | None] = {
-            "cpu_pct": self._cpu_pct(stat, monotonic_ns),
+            "cpu_pct": cpu_pct,
             "threads": stat.threads,
             "minor_faults": stat.minor_faults,
             "major_faults": stat.major_faults,
@@ -100,13 +104,11 @@ class ProcessMeter:
                 if times is not None:
                     values |= {f"{name}_cpu_ns": times.cpu_ns, f"{name}_timeslices": times.timeslices}
             values["pool_delay_ns"] = pool and pool.delay_ns
-        return [(name, _unit(name), value, self._pid, None) for name, value in values.items() if value is not None]
-
-    def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
-        last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
-        if last is None or monotonic_ns <= last[0]:
-            return None
-        return round(100.0 * (stat.cpu_ticks - last[1]) * _TICK_NS / (monotonic_ns - last[0]), 2)
+        found: list[Metric] = []
+        for name, reading in values.items():
+            unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "count")
+            found += [(name, unit, reading, self._pid, None)] if reading is not None else []
+        return found
 
     def _migrations(self, stat: Stat) -> int | None:
         """The scheduler's own count of the main thread; without it, how often it was seen on another processor."""
@@ -117,10 +119,6 @@ class ProcessMeter:
             self._processor_changes += 1
         self._last_processor = stat.processor
         return self._processor_changes
-
-
-def _unit(name: str) -> str:
-    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "count")
 
 
 @lru_cache(maxsize=1)
@@ -163,9 +161,18 @@ class CoresMeter:
 
     def metrics(self, monotonic_ns: int) -> list[Metric]:
         """`busy_cores` and `stolen_cores`; empty at the first reading and where the kernel does not tell."""
-        ticks = self._ticks()
-        if ticks is None:
+        rows = [
+            words
+            for line in read_file(self._path).partition(b"\nintr")[0].split(b"\n")
+            if (words := line.split()) and words[0] in self._names
+        ]
+        try:  # user nice system idle iowait irq softirq steal of each, since boot
+            cores = [[int(word) for word in words[1:9]] for words in rows if len(words) > 8]
+        except ValueError:
             return []
+        if not cores:
+            return []
+        ticks = sum(sum(core) - core[3] - core[4] - core[7] for core in cores), sum(core[7] for core in cores)
         last, self._last = self._last, (monotonic_ns, *ticks)
         if last is None or monotonic_ns <= last[0]:
             return []
@@ -174,20 +181,6 @@ class CoresMeter:
             (name, "cores", round(max(0, now - before) * per_tick, 4), None, None)
             for name, now, before in zip(("busy_cores", "stolen_cores"), ticks, last[1:], strict=True)
         ]
-
-    def _ticks(self) -> tuple[int, int] | None:
-        """(busy, stolen) of all cores since boot. Fields: user nice system idle iowait irq softirq steal."""
-        rows = [
-            words
-            for line in read_file(self._path).partition(b"\nintr")[0].split(b"\n")
-            if (words := line.split()) and words[0] in self._names
-        ]
-        try:
-            ticks = [[int(word) for word in words[1:9]] for words in rows if len(words) > 8]
-        except ValueError:
-            return None
-        busy = sum(sum(row) - row[3] - row[4] - row[7] for row in ticks)
-        return (busy, sum(row[7] for row in ticks)) if ticks else None
 
 
 class PoolMeter:
@@ -261,27 +254,21 @@ class StorageLooks:
         for _ in range(min(LOOKS_PER_READING, len(pids))):
             pid = pids[self._next % len(pids)]
             self._next += 1
-            mounts = self._of(pid)
-            if not mounts:
+            try:
+                space = os.readlink(f"/proc/{pid}/ns/mnt")
+                if space not in self._mounts:
+                    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                        self._mounts[space] = parse_mounts(file)
+            except OSError:
                 continue
+            mounts = self._mounts[space]
             found += _counted("open_files", pid, mounts, self._open(pid))
             if pid not in self._named:
                 self._named.add(pid)
                 found += _counted("named_paths", pid, mounts, named_paths(pid))
         return found
 
-    def _of(self, pid: int) -> Mounts:
-        try:
-            space = os.readlink(f"/proc/{pid}/ns/mnt")
-            if space not in self._mounts:
-                with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
-                    self._mounts[space] = parse_mounts(file)
-        except OSError:
-            return []
-        return self._mounts[space]
-
     def _open(self, pid: int) -> list[str]:
-        """Paths of files, no folders, that the process may be reading."""
         try:
             numbers = [name for name in os.listdir(f"/proc/{pid}/fd") if name not in ("0", "1", "2")]
         except OSError:

@@ -13,6 +13,8 @@ import re
 import secrets
 import socket
 import threading
+from array import array
+from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,8 +107,6 @@ class _Kind:
 
 
 class _Rank:
-    """What one rank has written so far."""
-
     def __init__(self, folder: Path, rank: str) -> None:
         self.rank = rank
         self.kinds: dict[str, _Kind] = {}
@@ -121,7 +121,7 @@ class _Rank:
                 self._add_step(row)
         for event in _appended(self._events):
             if event.get("kind") == "metrics":
-                with contextlib.suppress(TypeError, AttributeError, LookupError):  # what is no series of ours is none
+                with contextlib.suppress(TypeError, AttributeError, LookupError, ValueError):  # no series of ours
                     for series in event["series"]:
                         self._add_value(series)
 
@@ -145,11 +145,13 @@ class _Rank:
             kind.phases_ns[called] = kind.phases_ns.get(called, 0) + number(f"{phase}_ns")
 
     def _add_value(self, series: Mapping[str, Any]) -> None:
-        name, source, values = str(series.get("name")), str(series.get("source")), series.get("values") or [None]
-        line = ""
+        name, source, line = str(series.get("name")), str(series.get("source")), ""
+        values: Any = series.get("values") or [None]
         if source == "backward":  # the loss of an update takes more than its last pass
             name, line = "backward_loss", f"{os.path.basename(str(series.get('file')))}:{series.get('line')}"
-        value = _WORDS.get(values[-1], values[-1])
+        if isinstance(values, str):  # as the agent packs columns of numbers
+            values = array("d", b64decode(values))
+        value: Any = _WORDS.get(values[-1], values[-1])
         if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < _LARGEST):
             return
         key = (name, source, line)

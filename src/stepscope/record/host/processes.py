@@ -231,16 +231,12 @@ class ProcessTree:
             return "helper"
         if process.comm == "pt_elastic" or _LAUNCHER.search(command[:4096]):
             return "launcher"
-        if self._is_rank_worker(process):
-            return "loader_worker"
-        return "root" if process.pid == self.root else "other"
-
-    def _is_rank_worker(self, process: Process) -> bool:
-        """A multiprocessing child of a rank: forked with its command line, spawned, or through a fork server."""
+        # a multiprocessing child of a rank: forked with its command line, spawned, or through a fork server
         parent = self.members.get(process.ppid)
-        if parent is None:
-            return False
-        spawned = "--multiprocessing-fork" in process.argv or "forkserver" in " ".join(parent.argv)
-        if spawned and parent.role == "helper":
-            parent = self.members.get(parent.ppid, parent)
-        return parent.pid in self._claims and (spawned or process.argv == parent.argv)
+        if parent is not None:
+            spawned = "--multiprocessing-fork" in process.argv or "forkserver" in " ".join(parent.argv)
+            if spawned and parent.role == "helper":
+                parent = self.members.get(parent.ppid, parent)
+            if parent.pid in self._claims and (spawned or process.argv == parent.argv):
+                return "loader_worker"
+        return "root" if process.pid == self.root else "other"

@@ -84,17 +84,8 @@ def mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
     append_line(str(host_dir / FALLBACK_MARKER), {"time_ns": time_ns, "reason": reason})
 
 
-@dataclass(frozen=True)
-class Look:
-    """One try to read a process: `works`, or `refused` for lack of a right, or neither (no Python yet, or unknown)."""
-
-    works: bool
-    refused: bool
-    message: str
-
-
-def look_into(program: str, pid: int) -> Look:
-    """Have py-spy read `pid` once. `record --subprocesses` hides why it fails; a single dump tells."""
+def look_into(program: str, pid: int) -> str | None:
+    """Have py-spy read `pid` once: what it says where that does not work. `record` hides why it fails; a dump tells."""
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "-p", str(pid)],
@@ -104,10 +95,8 @@ def look_into(program: str, pid: int) -> Look:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Look(works=False, refused=False, message=f"py-spy cannot be run: {error}")
-    text = done.stderr.decode("utf-8", "replace")
-    works = done.returncode == 0
-    return Look(works=works, refused=not works and is_refusal(text), message=_first_line(text))
+        return f"py-spy cannot be run: {error}"
+    return done.stderr.decode("utf-8", "replace") or "?" if done.returncode else None
 
 
 IN_CONTAINER = "in a container add --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
@@ -283,7 +272,6 @@ class Sampler:
         segment.spies[-1].look(spawned_ns)
 
     def _look(self, pause_seconds: float) -> None:
-        """See which threads the sampled processes have, when the last look is `pause_seconds` ago."""
         now = time.monotonic()
         if self._segment is None or now < self._looked + pause_seconds:
             return
@@ -293,7 +281,6 @@ class Sampler:
                 spy.look(now_ns)
 
     def _close(self, segment: _Segment) -> None:
-        """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self.folder / f"stacks-{segment.number}.raw"
         wall_minus_run_ns = time.time_ns() - self.now_ns()
         parts: list[Counted] = []
@@ -301,7 +288,7 @@ class Sampler:
         errors = 0
         for spy in segment.spies:
             if spy.counts is None:
-                message = _first_line(spy.text or "")
+                message = first_line(spy.text or "")
                 messages += [message] if is_refusal(message) else []
                 continue
             try:
@@ -331,7 +318,6 @@ class Sampler:
         )  # fmt: skip
 
     def _judge(self, spy: Spy) -> None:
-        """Decide what the end of a sampler means for the next try."""
         if spy.counts is not None:
             self._succeeded = True
             self._failures.pop(spy.pid, None)
@@ -345,7 +331,7 @@ class Sampler:
         # The command itself has allowed it, so trying again is no use; a child may still be on its way to allow it.
         final = refused and (spy.pid == self.root or self._refusals >= _REFUSALS_TO_GIVE_UP)
         if final or tries >= _FAILURES_TO_GIVE_UP:
-            self._end(_first_line(spy.text or ""))
+            self._end(first_line(spy.text or ""))
 
     def _end(self, reason: str) -> None:
         if self.active:
@@ -364,7 +350,7 @@ def process_prefix(chain: Chain) -> str:
     return "".join(f'process {pid}:"{text}";' for pid, text in texts)
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     lines = [line.strip() for line in text.replace("py-spy>", "").splitlines() if line.strip()]
     return lines[0][:300] if lines else "py-spy ended without a word"
 

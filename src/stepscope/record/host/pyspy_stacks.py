@@ -208,35 +208,56 @@ def count(
     prefix: str = "",
     start_ns: int = 0,
 ) -> Counted:
-    """Distribute the `samples` (of all threads together) that py-spy has reported by time among the stretches of
-    threads, of which none goes empty.
+    """Distribute the `samples` (of all threads together) that py-spy has reported: by their lives among threads, then
+    by time among the stretches of each, of which none goes empty.
 
-    `last_seen_us` tells when a thread was there last, None where it lives on.
+    `last_seen_us` tells when a thread was there last, None where it lives on. The counts sum to `samples`, or to the
+    number of stretches should that be higher.
     """
     gap_us = 1e6 / rate_hz
     for thread in trace.threads:
         seen_us = last_seen_us(thread)
         if seen_us is not None:
             thread.end_us = min(thread.end_us, max(seen_us, thread.starts_us[-1] + round(gap_us)))
-    lived_us = sum(max(1, thread.end_us - thread.starts_us[0]) for thread in trace.threads)
-    gap_us = lived_us / samples if samples else gap_us  # as it really was between two samples of a thread
+    lives = [max(1, thread.end_us - thread.starts_us[0]) for thread in trace.threads]
+    least = [len(thread.records) for thread in trace.threads]
+    shares = apportion(max(samples, sum(least)), lives, least)
+    gap_us = sum(lives) / sum(shares) if trace.threads else gap_us  # as it really was between two samples of a thread
     counts = [0] * len(trace.records)
     stretches: list[Stretch] = []
-    for thread in trace.threads:
+    for thread, share in zip(trace.threads, shares, strict=True):
         met = thread.starts_us
         # each stretch holds the moment it was met at, and begins up to a gap before
         edges = [max(trace.first_us, met[0] - round(gap_us))]
         edges += [now - round(min(gap_us, (now - before) / 2)) for before, now in pairwise(met)]
         edges.append(max(thread.end_us, met[-1]))
-        owed = 0.0  # samples that rounding has left to the stretches that follow
-        for record, start, end in zip(thread.records, edges, edges[1:], strict=False):
-            owed += (end - start) / gap_us
-            number = max(1, round(owed))
-            owed -= number
+        durations = [max(1, end - start) for start, end in pairwise(edges)]
+        for record, number in zip(thread.records, apportion(share, durations, [1] * len(durations)), strict=True):
             counts[record] += number
-            stretches.append(Stretch(record, start, end))
+        stretches += map(Stretch, thread.records, edges, edges[1:])
     stretches.sort(key=lambda stretch: stretch.start_us)
     return Counted(tuple(trace.records), tuple(counts), tuple(stretches), trace.last_us, prefix, start_ns)
+
+
+def apportion(total: int, weights: Sequence[int], least: Sequence[int]) -> list[int]:
+    """`total` in whole numbers by `weights`, by largest remainder, entry i at least `least[i]`; they sum to `total`.
+
+    `total` must not be below the sum of `least`.
+    """
+    shares = list(least)
+    free = list(range(len(weights)))
+    rest, weight = total, sum(weights) or 1
+    while short := {i for i in free if rest * weights[i] < least[i] * weight}:
+        free = [i for i in free if i not in short]
+        rest -= sum(least[i] for i in short)
+        weight = sum(weights[i] for i in free) or 1
+    exact = {i: divmod(rest * weights[i], weight) for i in free}
+    for i in free:
+        shares[i] = exact[i][0]
+    missing = total - sum(shares)
+    for i in sorted(free, key=lambda i: -exact[i][1])[:missing]:
+        shares[i] += 1
+    return shares
 
 
 TIMES_SCHEMA = "stepscope.times/1"

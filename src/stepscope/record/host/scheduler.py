@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.files import read_small
-from stepscope.record.host.jsonlines import read_json
+from stepscope.record.host.jsonlines import read_json, write_text
 from stepscope.record.host.pyspy import output_of
 from stepscope.schema import ACCOUNTING, ACCOUNTING_FIELDS, MAX_ACCOUNTING_BYTES
 
@@ -91,7 +91,24 @@ def detect_scheduler(
         # MPICH and its relatives (Hydra); SLURM's numbers are then those of one helper per node.
         run_id = started if slurm is None or slurm.step is None else "hydra"
         return _nested("mpi", run_id, slurm, {"run_id": None}, local, members, index)
-    return _slurm(environ, slurm, now) if slurm is not None else None
+    if slurm is None:
+        return None
+    again = _again(slurm.restart)
+    if slurm.step is None:
+        # The batch script itself: one host, and perhaps several recordings one after the other. The time tells them
+        # apart.
+        return Scheduler("slurm", f"{slurm.name}{again}-{now:%Y%m%d-%H%M%S}", None, 0, slurm.facts)
+    local, index = _numbers(environ, "SLURM_LOCALID", "SLURM_PROCID")
+    return Scheduler(
+        kind="slurm",
+        label=f"{slurm.name}.{slurm.step}{again}",
+        identity=("slurm", slurm.job, slurm.step, str(slurm.restart)),
+        local_index=local or 0,
+        facts=slurm.facts,
+        host=slurm.host,
+        members=whole_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
+        index=index,
+    )
 
 
 def job_in_manifest(scheduler: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
@@ -122,25 +139,6 @@ class _SlurmPlace:
         self.facts.update({name.lower()[6:]: environ[name] for name in _SLURM_FACTS if name in environ})
         # Outside of a step this is where the batch script runs, whatever the host of this process.
         self.host = environ.get("SLURMD_NODENAME") or None if self.step is not None else None
-
-
-def _slurm(environ: Mapping[str, str], slurm: _SlurmPlace, now: datetime.datetime) -> Scheduler:
-    again = _again(slurm.restart)
-    if slurm.step is None:
-        # The batch script itself: one host, and perhaps several recordings one after the other. The time tells them
-        # apart.
-        return Scheduler("slurm", f"{slurm.name}{again}-{now:%Y%m%d-%H%M%S}", None, 0, slurm.facts)
-    local, index = _numbers(environ, "SLURM_LOCALID", "SLURM_PROCID")
-    return Scheduler(
-        kind="slurm",
-        label=f"{slurm.name}.{slurm.step}{again}",
-        identity=("slurm", slurm.job, slurm.step, str(slurm.restart)),
-        local_index=local or 0,
-        facts=slurm.facts,
-        host=slurm.host,
-        members=whole_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
-        index=index,
-    )
 
 
 def _torchrun(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: str) -> Scheduler:
@@ -260,15 +258,9 @@ def keep_accounting(run: Path) -> None:
     command = ["sacct", "-j", job, "-P", "-D", f"--format={','.join(ACCOUNTING_FIELDS)}"]
     # times as seconds: those without a zone cannot be compared with those of another machine
     said = output_of(command, SACCT_SECONDS, {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
-    data = (said or "").encode()
-    if data.count(b"\n") == 0 or len(data) > MAX_ACCOUNTING_BYTES:  # nothing but the head: the job is not known
-        return
-    part = run / f".{ACCOUNTING}.{os.getpid()}.part"
-    with contextlib.suppress(OSError):
-        part.write_bytes(data + b"\n")
-        part.replace(run / ACCOUNTING)
-    with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)
+    if said and "\n" in said and len(said) <= MAX_ACCOUNTING_BYTES:  # more than the head: the job is known
+        with contextlib.suppress(OSError):
+            write_text(run / ACCOUNTING, said + "\n")
 
 
 def scheduler_of(manifest: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -278,7 +270,6 @@ def scheduler_of(manifest: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _has_ended(path: Path, job: str) -> bool:
-    """Whether the last row of the job itself says how it ended."""
     try:
         head, *lines = read_small(path, MAX_ACCOUNTING_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):

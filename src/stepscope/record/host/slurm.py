@@ -185,15 +185,12 @@ class Variables:
             assigned = [(word, *word.assigned) for word in words if word.assigned is not None]
             if len(assigned) == len(words):
                 for word, name, text in assigned:
-                    self._note(word, name, text)
-
-    def _note(self, word: Word, name: str, text: str) -> None:
-        value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
-        known = self._values.get(name, ())
-        if re.match(r"\w+\+=", word.text):
-            self._values[name] = None if known is None else known + value
-        else:
-            self._values[name] = value if name not in self._values or known == value else None
+                    value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
+                    known = self._values.get(name, ())
+                    if re.match(r"\w+\+=", word.text):
+                        self._values[name] = None if known is None else known + value
+                    else:
+                        self._values[name] = value if name not in self._values or known == value else None
 
     def expand(self, text: str, *, whole: bool = False, depth: int = 0) -> list[str]:
         """The words `text` stands for; itself where that is not known. `whole` keeps a scalar in one word."""
@@ -251,7 +248,6 @@ class _Finder:
         return self._last(parts, way)
 
     def _last(self, parts: list[_Part], way: _Way) -> list[Found]:
-        """A program that starts no other that we could look at."""
         head, base = parts[0], parts[0].base
         if base == "stepscope":
             return [Found(RECORDED, head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
@@ -317,25 +313,23 @@ class _Finder:
 
     def _shell(self, parts: list[_Part], way: _Way) -> list[Found]:
         for index, part in enumerate(parts[1:], 1):
-            if re.fullmatch(r"-\w*c", part.text):
-                return self._inner_script(parts[index + 1 :], way)
-            if not part.text.startswith(("-", "+")):
-                return self._other_script(parts[0], way)
+            if not re.fullmatch(r"-\w*c", part.text):
+                if not part.text.startswith(("-", "+")):
+                    return self._other_script(parts[0], way)
+                continue
+            text = parts[index + 1] if index + 1 < len(parts) else None
+            if text is None or way.depth > _DEEPEST:
+                return []
+            word = text.word
+            if text.text != word.text or not word.quoted or not word.origins or word.origins[0] == word.start:
+                return _left(text, "the commands given to the shell are not one quoted text")
+            try:
+                inner = commands(word.text, (*word.origins, word.origins[-1] + 1))
+            except UnclosedText:
+                return _left(text, "the quoted commands cannot be understood")
+            deeper = _Way(way.in_task, None, way.note, way.depth + 1)
+            return [found for command in inner for found in self.command(command, deeper)]
         return []
-
-    def _inner_script(self, parts: list[_Part], way: _Way) -> list[Found]:
-        """The text behind `bash -c`."""
-        if not parts or way.depth > _DEEPEST:
-            return []
-        word = parts[0].word
-        if parts[0].text != word.text or not word.quoted or not word.origins or word.origins[0] == word.start:
-            return _left(parts[0], "the commands given to the shell are not one quoted text")
-        try:
-            inner = commands(word.text, (*word.origins, word.origins[-1] + 1))
-        except UnclosedText:
-            return _left(parts[0], "the quoted commands cannot be understood")
-        deeper = _Way(way.in_task, None, way.note, way.depth + 1)
-        return [found for command in inner for found in self.command(command, deeper)]
 
     def _other_script(self, head: _Part, way: _Way) -> list[Found]:
         if way.in_task:
@@ -346,23 +340,20 @@ class _Finder:
         index = 1
         while index < len(parts):
             text = parts[index].text
+            if text.startswith("-m"):
+                rest = [*([text[2:]] if text[2:] else []), *(part.text for part in parts[index + 1 :])]
+                module = rest[0] if rest else ""
+                if module == "stepscope":
+                    return [Found(RECORDED, parts[0].word.start)] if rest[1:2] == ["run"] else []
+                if module in KNOWN.profiler_modules:
+                    return _left(parts[0], f"it runs under {module}, another profiler")
+                return [] if module in KNOWN.no_training_modules or not module else self._place(parts[0], way)
             if text in ("-c", "-V", "-VV", "--version", "-h", "--help", "-"):
                 return []
-            if text.startswith("-m"):
-                rest = [text[2:]] if text[2:] else []
-                return self._module([*rest, *(part.text for part in parts[index + 1 :])], parts, way)
             if not text.startswith("-"):
                 return [] if os.path.basename(text) == "setup.py" else self._place(parts[0], way)
             index += 2 if text in ("-W", "-X") else 1
         return []
-
-    def _module(self, words: list[str], parts: list[_Part], way: _Way) -> list[Found]:
-        module = words[0] if words else ""
-        if module == "stepscope":
-            return [Found(RECORDED, parts[0].word.start)] if words[1:2] == ["run"] else []
-        if module in KNOWN.profiler_modules:
-            return _left(parts[0], f"it runs under {module}, another profiler")
-        return [] if module in KNOWN.no_training_modules or not module else self._place(parts[0], way)
 
     def _place(self, head: _Part, way: _Way) -> list[Found]:
         before = way.anchor or head
@@ -401,7 +392,6 @@ def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = Fa
 
 
 def _is_known(base: str) -> bool:
-    """Whether a word looks like a program or script that could start or be a training."""
     return _is_program(base) or base.endswith(".py") or SHELL_SCRIPT.fullmatch(base) is not None
 
 
@@ -410,5 +400,4 @@ def _is_program(base: str) -> bool:
 
 
 def _mentions(parts: Iterable[_Part]) -> bool:
-    """Whether the words name a Python file or a program that trains."""
     return MENTION.search(" ".join(part.text for part in parts)) is not None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 _BLANK = " \t\r"
 _META = " \t\r\n;&|()<>"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
+_END_OF_TEST = re.compile(r"\s\]\](?=[\s;&|)]|$)")
 _CLOSING = {"(": ")", "{": "}"}
 # Words after which another command begins.
 _INTRODUCTIONS = frozenset(("if", "then", "elif", "else", "while", "until", "do", "{", "!", "coproc"))
@@ -90,7 +91,10 @@ class _Reader:
                 if word.text.isdecimal() and not word.quoted and self._text[self._at : self._at + 1] in ("<", ">"):
                     continue  # the 2 of `2>file`
                 if not command.words and not word.quoted and word.text == "[[":
-                    self._skip_test()
+                    end = _END_OF_TEST.search(self._text, self._at)  # operators mean something else in there
+                    if end is None:
+                        raise UnclosedText(self._origins[self._at - 2], "[[")
+                    self._at = end.end()
                 elif command.words or word.quoted or word.text not in _INTRODUCTIONS:
                     command.words.append(word)
         if command.words:
@@ -160,13 +164,6 @@ class _Reader:
                 if (line.lstrip("\t") if strip else line) == end:
                     break
         self._heredocs.clear()
-
-    def _skip_test(self) -> None:
-        """Pass `[[ … ]]`, in which operators mean something else."""
-        end = re.compile(r"\s\]\](?=[\s;&|)]|$)").search(self._text, self._at)
-        if end is None:
-            raise UnclosedText(self._origins[self._at - 2], "[[")
-        self._at = end.end()
 
     def _skip_arithmetic(self) -> bool:
         """Pass `((…))`; False when the brackets are two groups of commands."""
@@ -261,7 +258,6 @@ class _Reader:
         return at
 
     def _skip_bracketed(self, start: int) -> None:
-        """Move behind the bracket that closes the one at `start`; quotes inside hide brackets."""
         opening = self._text[start]
         closing, depth, at = _CLOSING[opening], 0, start
         while at < len(self._text):

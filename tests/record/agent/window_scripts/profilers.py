@@ -1,6 +1,6 @@
 """A training loop whose own profiler meets the recorder's windows at every possible moment; run by the tests.
 
-argv: output JSON file, "stack" or "plain". With STEPSCOPE_RECORD set, the agent is started as the launcher would.
+argv: output JSON file. With STEPSCOPE_RECORD set, the agent is started as the launcher would.
 Windows are expected in cycles of seven steps: two without, one warm-up, four recorded. Every scenario begins with a
 cycle. What the script's profiler recorded is counted by category; the last scenario profiles in a second thread.
 """
@@ -24,7 +24,7 @@ if os.environ.get("STEPSCOPE_RECORD"):
 
 CYCLE = 7
 STEPS = 14
-OUTPUT, STACK = sys.argv[1], sys.argv[2] == "stack"
+OUTPUT = sys.argv[1]
 FOLDER = os.path.dirname(OUTPUT)
 data = torch.utils.data.TensorDataset(torch.randn(40_000, 8), torch.randn(40_000, 2))
 batches = iter(torch.utils.data.DataLoader(data, batch_size=4))
@@ -68,7 +68,7 @@ def from_to(name, first, last):
     made = []
 
     def begin():
-        made.append(profile(activities=[ProfilerActivity.CPU], with_stack=STACK))
+        made.append(profile(activities=[ProfilerActivity.CPU], with_stack=True))
         made[0].__enter__()
 
     def end():
@@ -86,7 +86,7 @@ def scheduled(name, made_at, wait, stop_at):
         made.append(
             profile(
                 activities=[ProfilerActivity.CPU],
-                with_stack=STACK,
+                with_stack=True,
                 schedule=schedule(wait=wait, warmup=1, active=2, repeat=1),
                 on_trace_ready=lambda prof: count(name, prof),
             )
@@ -99,7 +99,7 @@ def scheduled(name, made_at, wait, stop_at):
 
 def legacy():
     """The older interface, made long before it is entered."""
-    prof = torch.autograd.profiler.profile(use_kineto=True, with_stack=STACK)
+    prof = torch.autograd.profiler.profile(use_kineto=True, with_stack=True)
     train_from_cycle_start({4: prof.__enter__}, {5: lambda: prof.__exit__(None, None, None)})
     count("legacy", prof)
 

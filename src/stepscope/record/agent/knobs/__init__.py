@@ -47,13 +47,11 @@ class KnobEntry:
 
 
 def _whole(module: str, class_name: str, least: int, most: int, summary: str) -> KnobEntry:
-    """Of a whole number from `least` to `most`, in plain decimal digits."""
     words = f"a whole number{' from 1' if least else ', 0 for none'}"
     return KnobEntry(module, class_name, words, summary, partial(_is_whole, least, most))
 
 
 def _choice(module: str, class_name: str, choices: str, summary: str, where: str = AGENT) -> KnobEntry:
-    """Of one of the words of `choices`."""
     *others, last = words = choices.split()
     shown = f"{', '.join(others)} or {last}" if others else last
     return KnobEntry(module, class_name, shown, summary, frozenset(words).__contains__, where)

@@ -107,7 +107,6 @@ class AmpDtype(KnobBase):
         ]
 
     def _here(self) -> bool:
-        """Whether this is the thread that trains."""
         return get_ident() == (self.agent.training_thread or self._thread)
 
     def _before_fetch(self, *_args: Any, **_kwargs: Any) -> bool | None:

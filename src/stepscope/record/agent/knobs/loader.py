@@ -47,7 +47,15 @@ class _Loaders:
         if workers.__class__ is not int or workers < 0:
             return None  # torch will say so
         wishes = {name: knob.wish for name, knob in self.knobs.items()}
-        changes, refused = plan(wishes, _given(call.arguments.get("dataset"), workers, wishes))
+        torch: Any = sys.modules["torch"]
+        accelerator = getattr(torch, "accelerator", torch.cuda)
+        # The default is asked for without fixing it, which would forbid the script to choose.
+        start_method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        # Asked only where memory would be pinned, which makes torch ask the same.
+        pins = bool(wishes.get(PIN)) and bool(accelerator.is_available())
+        iterable = isinstance(call.arguments.get("dataset"), torch.utils.data.IterableDataset)
+        given = Given(workers, iterable, start_method, bool(multiprocessing.current_process().daemon), pins)
+        changes, refused = plan(wishes, given)
         place = user_place()
         for name, reason in refused.items():
             self.knobs[name].report(False, reason=reason, place=place)
@@ -113,17 +121,6 @@ class LoaderArgument(KnobBase):
             words += f", batches asked for ahead: {iterator._tasks_outstanding}"
         applied = value == self.wish
         self.report(applied, words, None if applied else "the loader or torch has made something else of it", place)
-
-
-def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:
-    torch: Any = sys.modules["torch"]
-    accelerator = getattr(torch, "accelerator", torch.cuda)
-    # The default is asked for without fixing it, which would forbid the script to choose.
-    start_method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    # Asked only where memory would be pinned, which makes torch ask the same.
-    pins = bool(wishes.get(PIN)) and bool(accelerator.is_available())
-    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
-    return Given(workers, iterable, start_method, bool(multiprocessing.current_process().daemon), pins)
 
 
 # What has a meaning with workers only, and what it is without.

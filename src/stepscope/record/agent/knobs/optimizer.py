@@ -86,7 +86,6 @@ class OptimizerArgument(KnobBase):
             self._answer(optimizer, found[1])
 
     def _answer(self, optimizer: Any, place: Place | None) -> None:
-        """Read back what the parameter groups hold."""
         name, argument = type(optimizer).__name__, self.argument
         if argument not in optimizer.defaults:
             self.report(False, reason=f"{name} takes no {argument}", place=place)
@@ -126,7 +125,6 @@ class SetToNone(KnobBase):
         return Call(*call, None if watched is None else (watched, given))
 
     def _look(self, call: Call, _result: Any) -> None:
-        """What became of a gradient that was there before the call."""
         if call.token is None:
             return
         self._looks -= 1

@@ -6,6 +6,7 @@ second knob says which it may use. Workers that are spawned or started by a serv
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -107,20 +108,14 @@ class WorkerAffinity(_Affinity):
     def _look(self, wanted: str) -> None:
         waiting, self._waiting = self._waiting, []
         for processes in waiting:
-            masks = {mask for mask in map(_allowed_cpus, processes) if mask is not None}
+            masks = set()  # the CPUs that they may use, as the kernel lists them
+            for process in processes:
+                with contextlib.suppress(OSError), open(f"/proc/{process}/status", errors="replace") as file:
+                    found = re.search(r"^Cpus_allowed_list:(.*)$", file.read(), re.MULTILINE)
+                    masks |= {found.group(1).strip()} if found is not None else set()
             if masks:
                 reason = None if masks == {wanted} else "its workers are not forked, or set their affinity themselves"
                 self.report(reason is None, " and ".join(sorted(masks)), reason)
-
-
-def _allowed_cpus(process: int) -> str | None:
-    """The CPUs a process may use, as the kernel lists them; None when it has ended."""
-    try:
-        with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
-            found = re.search(r"^Cpus_allowed_list:(.*)$", file.read(), re.MULTILINE)
-    except OSError:
-        return None
-    return found.group(1).strip() if found is not None else None
 
 
 _SOONER_OR_LATER = NOISY_STEPS  # steps that never get steady are no reason to wait any longer
@@ -183,6 +178,5 @@ class Collector(KnobBase):
 
 
 def _state() -> str:
-    """The collector in words: what is read back."""
     first = "on" if gc.isenabled() else "off"
     return f"{first}, threshold {gc.get_threshold()[0]}, {gc.get_freeze_count()} objects frozen"

@@ -125,7 +125,6 @@ class Setting(KnobBase):
         return bool(found == self._wish) or (self._setting.default != "" and self._wish in str(found).lower())
 
     def _called(self, *args: Any, **kwargs: Any) -> Call | Answer | None:
-        """The script, or torch itself, sets it."""
         setting = self._setting
         if setting.getter == setting.setter and not args and not kwargs:
             return None  # it only asks

@@ -14,7 +14,7 @@ PROBES: tuple[tuple[str, str, str], ...] = (
     ("training", "AutogradProbe", "torch"),
     ("training", "OptimizerProbe", "torch"),
     ("training", "ScalerProbe", "torch"),
-    ("metrics", "MetricsProbe", "torch"),
+    ("training", "MetricsProbe", "torch"),
     ("training", "ModuleForwardProbe", "torch"),
     ("user_profiler", "ProfilerStepProbe", "torch"),
     ("side_events", "CollectorProbe", "torch"),

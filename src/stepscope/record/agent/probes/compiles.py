@@ -237,7 +237,6 @@ class CompilesProbe(Probe):
         return fresh[::-1]
 
     def _write_entry(self, entry: Any, told: frozenset[str | None], to_our_clock_ns: int) -> None:
-        """Write an entry; `told` are the graphs whose breaks the logger has told."""
         if not hasattr(entry, "compile_id") or not hasattr(entry, "co_name"):
             self._write_unknown(f"entry of type {type(entry).__name__} in Dynamo's compilation metrics", 1)
             return

@@ -73,7 +73,6 @@ class Framework(NamedTuple):
 
 
 def _at(module: str, owner: str, path: str = "", unless: str = "", **methods: str) -> tuple[Seam, ...]:
-    """Seams of one class: by what they mean, its methods."""
     return tuple(
         Seam(meaning, module, owner, name, path, unless) for meaning, names in methods.items() for name in names.split()
     )
@@ -303,7 +302,12 @@ class FrameworkSeamsProbe(_SeamsProbe):
         self._written: set[tuple[str, type]] = set()
         self._sums = marks.RegionSums(agent)
         self._rates = agent.guard.wrap(metrics.NAME, agent.metrics.update_begins)
-        agent.add_boundary_hook(self._step_cut, self.name)
+
+        def step_cut(row: StepRow | None, _now_ns: int) -> None:
+            if self._training is not None and row is not None and row.kind == "train":
+                self._write_framework(self._training)
+
+        agent.add_boundary_hook(step_cut, self.name)
         agent.add_finish_hook(self._finish, self.name)
 
     def install(self) -> None:
@@ -332,7 +336,6 @@ class FrameworkSeamsProbe(_SeamsProbe):
         patches.install(lambda: patches.look(cls, name, begins, self._region_ends))
 
     def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After | None]:
-        """What to do before and after a call."""
         if seam.meaning in (TRAIN, CALL, ENGINE):
             begins = self._training_begins
             return lambda owner, *_args, **_kwargs: begins(framework, seam, owner), self._training_ends
@@ -382,11 +385,6 @@ class FrameworkSeamsProbe(_SeamsProbe):
             for patches in self._callbacks.values():
                 patches.remove()
             self._callbacks.clear()
-
-    def _step_cut(self, row: StepRow | None, _now_ns: int) -> None:
-        training = self._training
-        if training is not None and row is not None and row.kind == "train":
-            self._write_framework(training)
 
     def _finish(self) -> None:
         training = self._training
@@ -512,20 +510,18 @@ def _events(cls: type, framework: Framework) -> Iterator[tuple[type, str]]:
                 yield each, name
 
 
+@dataclass
 class _Call:
     """A call that is under way."""
 
-    __slots__ = ("args", "frame", "kwargs", "line", "outer", "start_ns", "taken", "tap")
-
-    def __init__(self, tap: Tap, taken: Callable[..., Any], args: Any, kwargs: Any, start_ns: int) -> None:
-        self.tap = tap
-        self.taken = taken
-        self.args = args
-        self.kwargs = kwargs
-        self.start_ns = start_ns
-        self.frame: int | None = None  # id of the user's frame that logs, alive while the call is
-        self.line: Any = None
-        self.outer: _Call | None = None
+    tap: Tap
+    taken: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    start_ns: int
+    frame: int | None = None  # id of the user's frame that logs, alive while the call is
+    line: Any = None
+    outer: _Call | None = None
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """(name, value) of what was logged."""

@@ -5,10 +5,16 @@ Of backward passes (`Tensor.backward` and `torch.autograd.backward`) nested call
 In a script without an optimizer they are all there is to cut steps by. It is then told which line calls them, and
 whether gradients were cleared since the last pass: the parameters were changed in between. Where not even `backward` is
 called, `torch.autograd.grad` (and `torch.func`, which goes there) stands for it.
+
+Beside the loss, the norm of the gradients is kept where they are clipped, and a GradScaler's scale. The functions that
+clip stay traceable: Dynamo takes them into the user's graph as it would without us, and what runs compiled tells
+nothing.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 import weakref
 from threading import get_ident
@@ -19,8 +25,8 @@ from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.guard import Pair
-from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, scaler_home
-from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
+from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, is_whole, scaler_home
+from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper, make_wrapper
 
 # Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
 NODES_LIMIT = 10_000
@@ -318,3 +324,102 @@ class ModuleForwardProbe(Probe):
         again = agent.steps.module_forward(agent.page_faults.now(), gradients, id(module))
         if not again or self._calls >= CALLS_LIMIT:
             self._hook.remove()
+
+
+CLIPS = "_clip_grads_with_norm_"  # what `clip_grad_norm_` calls
+FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+class MetricsProbe(Probe):
+    """Tells `agent.metrics` of norms, scales and scaled losses."""
+
+    name = metrics.NAME
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._metrics = agent.metrics
+        self._told: Any = None  # the norm that was taken last
+        self._series: dict[tuple[bool, float | None, bool], int | None] = {}
+
+    def _wrap_all(self) -> None:
+        import torch
+        from torch.nn import utils
+
+        # What is clipped by a norm that is not finite is lost as a whole: where the norm is handed to a function
+        # before, as since torch 2.6, the gradients can still be looked at.
+        clips_inside = CLIPS in inspect.unwrap(utils.clip_grad_norm_).__code__.co_names
+        if clips_inside:
+            self._clipping(utils.clip_grad, CLIPS)
+        for owner in (utils, utils.clip_grad):
+            for name in ("clip_grad_norm_", "get_total_norm", "clip_grads_with_norm_")[clips_inside:]:
+                self._clipping(owner, name)
+        if is_whole(FSDP):
+            self.module_imported(FSDP)
+        agent, kept = self._agent, self._metrics
+
+        def scaled(outputs: Any, result: Any, error: BaseException | None) -> None:
+            if error is None and get_ident() == (agent.training_thread or get_ident()):
+                kept.scaled(outputs, result)
+
+        def unscaled(_token: Any, _result: Any, error: BaseException | None) -> None:
+            if error is None:
+                kept.is_scaled = False
+
+        def updated(scaler: Any, _result: Any, error: BaseException | None) -> None:
+            scale = getattr(scaler, "_scale", None)
+            if error is None and scale is not None:
+                kept.keep(kept.series("train/scale", "scaler"), agent.clock.now(), scale)
+
+        scaler = scaler_home(torch).GradScaler
+        self._around(scaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, scaled)
+        self._around(scaler, "unscale_", lambda *_args, **_kwargs: True, unscaled)
+        self._around(scaler, "update", lambda scaler, *_args, **_kwargs: scaler, updated)
+
+    def module_imported(self, name: str) -> None:
+        """FSDP clips by a method of its own."""
+        if name == FSDP:
+            self._clipping(sys.modules[FSDP].FullyShardedDataParallel, "clip_grad_norm_")
+
+    def _clipping(self, owner: Any, name: str) -> None:
+        function = getattr(owner, name, None)
+        if function is None:
+            return
+        takes_most, is_inside = name != "get_total_norm", name == CLIPS
+        takes_norm = is_inside or name == "clip_grads_with_norm_"
+        was_told = takes_norm and not is_inside  # the norm was taken before, most often by a function that told it
+        agent, metrics, known = self._agent, self._metrics, self._series
+        keep, offset_ns = metrics.keep_norm, agent.clock.epoch_offset_ns
+
+        def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            # In every step of a script that clips, so in one piece and by what is found at the first look.
+            if get_ident() != agent.training_thread:
+                return
+            now_ns = monotonic_ns() + offset_ns
+            most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
+            norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
+            again = was_told and norm is self._told
+            self._told = None if was_told else norm
+            is_scaled = metrics.is_scaled
+            try:
+                series = known[is_scaled, most, again]
+            except (KeyError, TypeError):
+                series = self._new_series(is_scaled, most, again)
+            value = keep(series, now_ns, norm)
+            # Of what is about to be clipped, the gradients can still be looked at.
+            if is_inside and value is not None and value - value != 0.0 and args and not is_scaled:
+                metrics.norm_lost(args[0], now_ns)
+
+        pair = self._agent.guard.pair(self.name, told)
+        is_compiling = is_dynamo_compiling_check()
+        self._patches.replace(
+            owner, name, lambda original: make_traceable_wrapper(self._patches, original, pair, is_compiling, is_inside)
+        )
+
+    def _new_series(self, is_scaled: bool, most: Any, again: bool) -> int | None:
+        """The series of norms that are clipped by `most`, kept for the next time where that is a number."""
+        largest = float(most) if isinstance(most, (int, float)) and math.isfinite(most) else None
+        if (is_scaled, largest, again) not in self._series:
+            name = "train/grad_norm_scaled" if is_scaled else "train/grad_norm"
+            more = {"again": True} if again else {}
+            self._series[is_scaled, largest, again] = self._metrics.series(name, "clipping", max_norm=largest, **more)
+        return self._series[is_scaled, largest, again]

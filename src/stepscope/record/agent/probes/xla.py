@@ -130,35 +130,23 @@ class Metric:
         self._read = api.metric_data
         self._count = 0
         self._total = 0.0
-        self._kept = 0
         self._looked_ns = 0
-
-    def look(self) -> tuple[int, float, Sequence[Sample]] | None:
-        """(new samples, their sum, those of them that are kept); None where there are none."""
-        data = self._read(self.name)
-        if not data:
-            self._count, self._total, self._kept = 0, 0.0, 0
-            return None
-        count, total, samples = data[0], data[1], data[2]
-        self._kept = len(samples)
-        if count == self._count and total == self._total:
-            return None
-        if count < self._count or total < self._total:  # the script has called clear_all
-            self._count, self._total = 0, 0.0
-        new, grown = count - self._count, total - self._total
-        self._count, self._total = count, total
-        return (new, grown, samples[-new:]) if new > 0 else None
 
     def growth(self, now: int, rows: list[tuple[int, Step]], clock: Callable[[], int]) -> list[Growth]:
         """By step, what is new since the last look. `rows` are the starts of steps, oldest first; the last one ends."""
         begun = time.perf_counter_ns()
-        found = self.look()
+        data = self._read(self.name)
         taken = time.perf_counter_ns() - begun
-        self.due_ns = now + RESTS * min(taken, SAMPLE_NS * self._kept) if self._kept > FEW_SAMPLES else 0
+        count, total, samples = data[:3] if data else (0, 0.0, ())
+        kept = len(samples)
+        self.due_ns = now + RESTS * min(taken, SAMPLE_NS * kept) if kept > FEW_SAMPLES else 0
+        if count < self._count or total < self._total:  # the script has called clear_all
+            self._count, self._total = 0, 0.0
+        new, total, self._count, self._total = count - self._count, total - self._total, count, total
         since, self._looked_ns = self._looked_ns, now
-        if found is None:
+        if new <= 0:
             return []
-        new, total, samples = found
+        samples = samples[-new:]
         first = bisect_left([start for start, _ in rows], since)
         covered = rows[min(first, len(rows) - 1) :]
         if len(covered) == 1:
@@ -196,7 +184,7 @@ class XlaCounters:
         self._transfers = Metric(OLD_TRANSFER if old else TRANSFER, api)
         self._inbound = Metric(INBOUND, api)
         for metric in (*self._compiles, self._transfers, self._inbound):
-            metric.look()
+            metric.growth(agent.clock.now(), [(0, None)], agent.clock.now)
         self._operators: dict[str, int] = {}
         self._operators = self._calls()
         self._scalars: dict[Step, int] = {}  # reads of single values since transfers were last looked at
@@ -238,7 +226,15 @@ class XlaCounters:
             self._write_counters(OFTEN)
 
     def _poll(self, now: int, at_once: bool = False) -> None:
-        self._poll_operators(self._rows[-1][1])
+        step = self._rows[-1][1]
+        before, self._operators = self._operators, self._calls()
+        for name, count in self._operators.items() if before != self._operators else ():
+            known = before.get(name, 0)
+            new = count - known if count >= known else count  # cleared since
+            if new and name == SCALAR:
+                self._scalars[step] = self._scalars.get(step, 0) + new
+            elif new:
+                self._write("fallback", None, None, step, operator=name, count=new, source="counter " + name)
         for metric in self._compiles:
             if at_once or metric.due_ns <= now:
                 self._write_compiles(metric, self._growth(metric, now))
@@ -264,18 +260,6 @@ class XlaCounters:
             return self._operators
         counts = {name: api.counter_value(name) for name in names}
         return {name: count for name, count in counts.items() if count}
-
-    def _poll_operators(self, step: Step) -> None:
-        before, self._operators = self._operators, self._calls()
-        if before == self._operators:
-            return
-        for name, count in self._operators.items():
-            known = before.get(name, 0)
-            new = count - known if count >= known else count  # cleared since
-            if new and name == SCALAR:
-                self._scalars[step] = self._scalars.get(step, 0) + new
-            elif new:
-                self._write("fallback", None, None, step, operator=name, count=new, source="counter " + name)
 
     def _write(self, kind: str, time_ns: int | None, duration_ns: int | None, step: Step, **fields: Any) -> None:
         fields["source"] += self._source
