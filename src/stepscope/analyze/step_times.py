@@ -137,19 +137,7 @@ def fixed_costs(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
     if len(steady) and slow.height:
         excess = float((slow["wall_ns"] - steady.sum() / len(steady)).clip(lower_bound=0).sum())
         warmup = excess / slow["process"].n_unique() / 1e9
-    windows = _windows(tables, labelled)
-    known = [part for part in (before, first_step if warmup is None else warmup, windows) if part is not None]
-    return FixedCosts(
-        total_s=sum(known) if known else None,
-        before_first_step_s=before,
-        first_step_s=first_step,
-        warmup_s=warmup,
-        windows_s=windows,
-    )
-
-
-def _windows(tables: Tables, labelled: LabelledSteps) -> float | None:
-    """What windows took to start, stop and export: ours between steps, the script's own what its steps took longer."""
+    # what windows took to start, stop and export: ours between steps, the script's own what its steps took longer
     spent: dict[str, float] = defaultdict(float)
     for row, data in event_data(tables, "window"):
         for name in ("stop_duration_ns", "export_duration_ns"):
@@ -159,7 +147,15 @@ def _windows(tables: Tables, labelled: LabelledSteps) -> float | None:
         usual = labelled.steady(row["kind"]).filter(pl.col("process") == row["process"])["wall_ns"]
         if not usual.is_empty():
             spent[row["process"]] += max(0.0, row["wall_ns"] - mean(usual))
-    return max(spent.values()) / 1e9 if spent else None
+    windows = max(spent.values()) / 1e9 if spent else None
+    known = [part for part in (before, first_step if warmup is None else warmup, windows) if part is not None]
+    return FixedCosts(
+        total_s=sum(known) if known else None,
+        before_first_step_s=before,
+        first_step_s=first_step,
+        warmup_s=warmup,
+        windows_s=windows,
+    )
 
 
 PARTS = 4  # of the run: what a loss takes at most is its part of the step in the worst of them

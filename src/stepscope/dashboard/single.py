@@ -20,7 +20,6 @@ from urllib.parse import urlencode
 from msgspec.structs import replace
 
 from stepscope.dashboard import blocks, bundle, pages, static_page
-from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import EMBEDDED_BOXES, EMBEDDED_ROWS, ONLY, PAGES, PageContext
 from stepscope.dashboard.server import live
 from stepscope.dashboard.static_page import STYLE
@@ -224,13 +223,13 @@ def _cut(document: dict[str, Any], context: PageContext, rows: int, boxes: int) 
     trees = [tree for b in document["blocks"] if b["kind"] == "flame" for tree in b["document"]["trees"]]
     if boxes and sum(len(tree["parent"]) for tree in trees) > boxes:
         document = _page_document(replace(context, boxes=boxes), document["page"])
-    return {**document, "blocks": [_cut_block(block, rows, whole=bool(boxes)) for block in document["blocks"]]}
-
-
-def _cut_block(block: Block, rows: int, *, whole: bool) -> Block:
-    if block["kind"] == "table":
-        return {**block, "rows": block["rows"][:rows]}
-    if whole or block["kind"] not in _DRAWN:
-        return block
-    title, command = _DRAWN[block["kind"]]
-    return blocks.empty(title, _TOO_LARGE, "Open the run itself.", command)
+    made = []
+    for block in document["blocks"]:
+        if block["kind"] == "table":
+            made.append({**block, "rows": block["rows"][:rows]})
+        elif not boxes and block["kind"] in _DRAWN:
+            title, command = _DRAWN[block["kind"]]
+            made.append(blocks.empty(title, _TOO_LARGE, "Open the run itself.", command))
+        else:
+            made.append(block)
+    return {**document, "blocks": made}

@@ -143,27 +143,22 @@ def _overviews(screen: Screen) -> Iterator[Block]:
     parts = [part for part in (screen.report.steps or {}).get("partition", ()) if part["share"] > 0]
     if len(parts) > 1 and not any(item["basis"] == "device" for item in overviews):
         return
-    for item in overviews[:SPANS]:
-        if item["steps"]:
-            yield from _overview(item, screen, several=len(overviews) > 1)
+    for item in (item for item in overviews[:SPANS] if item["steps"]):
+        marked = f"mean of {words.things(len(item['steps']), 'step')}"
+        steps = marked if item["has_steps"] else "no step is marked: the whole trace"
+        of = f" in {plain(item['span']['worker'])}, span {item['span']['span']}" if len(overviews) > 1 else ""
+        late = f", {item['dropped_steps']} without their device work left out" if item["dropped_steps"] else ""
+        mean = words.nanoseconds(item["wall"]["mean_ns"])
+        title = f"Where a profiled step goes{of}: {mean} ({steps}{late})"
+        parts = [
+            {"category": words.PARTS.get(name, name), "ms": part["mean_ns"] / 1e6, "share": part["share"]}
+            for name, part in item["parts"].items()
+            if part["share"] >= SMALLEST
+        ]
+        shares = {name: part["share"] for name, part in item["plugin"].items()}
+        plugin = (f"{name} {words.percent(share)}" for name, share in shares.items() if share >= SMALLEST)
+        yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
     yield from _more(len(overviews) - SPANS, "{} more spans: --table overview")
-
-
-def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
-    marked = f"mean of {words.things(len(item['steps']), 'step')}"
-    steps = marked if item["has_steps"] else "no step is marked: the whole trace"
-    of = f" in {plain(item['span']['worker'])}, span {item['span']['span']}" if several else ""
-    late = f", {item['dropped_steps']} without their device work left out" if item["dropped_steps"] else ""
-    mean = words.nanoseconds(item["wall"]["mean_ns"])
-    title = f"Where a profiled step goes{of}: {mean} ({steps}{late})"
-    parts = [
-        {"category": words.PARTS.get(name, name), "ms": part["mean_ns"] / 1e6, "share": part["share"]}
-        for name, part in item["parts"].items()
-        if part["share"] >= SMALLEST
-    ]
-    shares = {name: part["share"] for name, part in item["plugin"].items()}
-    plugin = (f"{name} {words.percent(share)}" for name, share in shares.items() if share >= SMALLEST)
-    yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
 
 
 STOOD_OUT = 3
