@@ -147,6 +147,7 @@ def short(name: str) -> str:
             "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock3MmaEEEEEvNT_6ParamsE",
             "ImplicitGemmConvolution",
         ),
+        ("_ZNSt6vectorIfE4pushEv", "vector"),
         ("", ""),
     ],
 )
@@ -182,6 +183,10 @@ def test_no_two_kernels_share_a_name_and_names_are_short(names: list[str]) -> No
     found = short_names(names)
     assert len(found) == len(set(found)) == len(names)
     assert all(len(name) <= 104 for name in found)
+
+
+def test_values_of_an_enumeration_tell_two_kernels_apart() -> None:
+    assert short_names(["void own<(E)2>(int)", "void own<(E)3>(int)"]) == ["own<2>", "own<3>"]
 
 
 @pytest.mark.parametrize(

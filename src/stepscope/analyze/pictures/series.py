@@ -212,15 +212,22 @@ def telemetry(
         middles = range((last - first) // width + 1)
         time_s = tuple((first - origin + width * (at + 0.5)) / SECOND for at in middles)
     series, dropped = _series(values, len(time_s))
-    starts, walls, process = _steps(labelled, origin, limit, between)
+    steps = labelled.frame.filter(pl.col("start_ns").is_not_null())
+    if between is not None:
+        steps = steps.filter(pl.col("start_ns").is_between(*between))
+    train = steps.filter(pl.col("kind") == "train")
+    steps = (train if train.height else steps).sort("rank", "process", "start_ns")
+    process = str(steps["process"][0]) if steps.height else None
+    steps = steps.filter(pl.col("process") == pl.col("process").first())
+    steps = steps[positions(steps["wall_ns"].to_numpy(), limit)]
     return Telemetry(
         time_s=time_s,
         bucket_s=width / SECOND if width is not None else None,
         series=series,
         readings=readings["time_ns"].n_unique(),
         dropped=dropped,
-        step_time_s=starts,
-        step_ms=walls,
+        step_time_s=_seconds(steps["start_ns"], origin),
+        step_ms=tuple((steps["wall_ns"] / 1e6).to_list()),
         step_process=process,
         hosts=tuple(sorted(readings["host"].drop_nulls().unique().to_list())),
     )
@@ -290,22 +297,6 @@ def _order(item: tuple[tuple[object, ...], pl.DataFrame]) -> tuple[str, int, str
     parts = subject.replace(":", "-").replace(".", "-").split("-")
     natural = "-".join(part.zfill(9) if part.isdigit() else part for part in parts)
     return metric, int(subject.endswith((WORKERS, OTHERS))), natural
-
-
-def _steps(
-    labelled: LabelledSteps, origin: int, limit: int, between: tuple[int, int] | None
-) -> tuple[tuple[float, ...], tuple[float, ...], str | None]:
-    steps = labelled.frame.filter(pl.col("start_ns").is_not_null())
-    if between is not None:
-        steps = steps.filter(pl.col("start_ns").is_between(*between))
-    train = steps.filter(pl.col("kind") == "train")
-    steps = (train if train.height else steps).sort("rank", "process", "start_ns")
-    if steps.is_empty():
-        return (), (), None
-    process = str(steps["process"][0])
-    own = steps.filter(pl.col("process") == process)
-    own = own[positions(own["wall_ns"].to_numpy(), limit)]
-    return _seconds(own["start_ns"], origin), tuple((own["wall_ns"] / 1e6).to_list()), process
 
 
 def _seconds(times: pl.Series, origin: int) -> tuple[float, ...]:

@@ -98,7 +98,22 @@ class TraceWindows:
             own = [part for part in self._device if part.rank == rank]
             planned.append((own, f"{GPU}:rank:{rank}", f"device time, rank {rank}", device))
         planned.append((self._host, OPERATORS, "host time by operator", host))
-        return tuple(self._tree(*each, frames, limits) for each in planned if each[0])
+        trees, drawn = [], self._names.drawn()
+        for parts, key, label, source in planned:
+            if not parts:
+                continue
+            paths = _together(parts)
+            used = np.unique(paths.frame)
+            numbers = np.zeros(len(drawn), np.int32)
+            numbers[used] = [frames[drawn[number]] for number in used.tolist()]
+            # whole ns, brought to ms per step; of a trace without steps to µs of all of it
+            steps = sum(part.steps for part in parts) if all(part.steps for part in parts) else 0
+            per = f"mean of {steps:.3g} step" + "s" * (steps != 1) if steps else "no steps are marked"
+            unit, ns = ("ms per step", 1e6 * steps) if steps else ("us", 1e3)
+            tree = PlannedTree(key, label, replace(paths, frame=numbers[paths.frame]), unit, f"{source}; {per}")
+            made = flame_tree(tree, frames, limits)
+            trees.append(replace(made, value=tuple(value / ns for value in made.value), hidden=made.hidden / ns))
+        return tuple(trees)
 
     def operator_leaves(self, tree: CallTree, own: Floats) -> OperatorLeaves:
         """The operators that the samples of each path stand in, as far as the traces tell.
@@ -108,22 +123,6 @@ class TraceWindows:
             own: by node, what was sampled with the node's frame innermost: of main threads of ranks only.
         """
         return split(tree, own, _together(self._host), list(self._names.numbers), self._code)
-
-    def _tree(
-        self, parts: Sequence[_Part], key: str, label: str, source: str, frames: Numbers[FlameFrame], limits: Limits
-    ) -> FlameTree:
-        """A tree of whole ns, brought to ms per step; of a trace without steps to µs of all of it."""
-        paths = _together(parts)
-        used = np.unique(paths.frame)
-        drawn = self._names.drawn()
-        numbers = np.zeros(len(drawn), np.int32)
-        numbers[used] = [frames[drawn[number]] for number in used.tolist()]
-        steps = sum(part.steps for part in parts) if all(part.steps for part in parts) else 0
-        per = f"mean of {steps:.3g} step" + "s" * (steps != 1) if steps else "no steps are marked"
-        unit, ns = ("ms per step", 1e6 * steps) if steps else ("us", 1e3)
-        planned = PlannedTree(key, label, replace(paths, frame=numbers[paths.frame]), unit, f"{source}; {per}")
-        tree = flame_tree(planned, frames, limits)
-        return replace(tree, value=tuple(value / ns for value in tree.value), hidden=tree.hidden / ns)
 
     @property
     def named(self) -> str:

@@ -39,7 +39,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import Doubles, Recompute, WideGradients
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import NONE, Int64, climb
 
 ENOUGH_SAMPLES = 50
 _CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")
@@ -53,18 +53,18 @@ _LAYERS = re.compile(
 
 def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: SampledTime | None) -> Recompute | None:
     """None where nothing is computed again. `samples` and `time`: of the steady steps of the scenes' run."""
-    parts = [(scene, *_found(scene)) for scene in scenes]
-    if not any(len(rows) for _, rows, _ in parts):
+    parts = [(scene, *_again(scene)) for scene in scenes]
+    if not any(len(rows) for _, rows, *_ in parts):
         return None
-    ms = summed(scenes, [(scene, scene.lost(_times(scene, rows, holders), rows)) for scene, rows, holders in parts])
-    source, seen = ", ".join(scene.span.ref.label for scene, rows, _ in parts if len(rows)), 0
+    ms = summed(scenes, [(scene, scene.lost(times, rows)) for scene, rows, _, times, _ in parts])
+    source, seen = ", ".join(scene.span.ref.label for scene, rows, *_ in parts if len(rows)), 0
     if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
         again = time.share(_sampled(samples, time))
         seen = again.samples
         if seen >= ENOUGH_SAMPLES:
             ms, source = again.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
     steps = sum(len(scene) for scene in scenes)
-    weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders in parts]
+    weighed = [(scene, callers, weights_of(scene, rows)) for scene, rows, _, _, callers in parts]
     shares = []  # the peak that the allocator held of each GPU's memory, where the trace tells
     for span, number, gpu in ((scene.span, *each) for scene in scenes for each in scene.span.gpus.items()):
         own = span.memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
@@ -72,8 +72,8 @@ def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: Sa
             shares.append(own / gpu.memory_bytes)
     return Recompute(
         ms_per_step=ms,
-        operators_per_step=sum(len(rows) for _, rows, _ in parts) / steps,
-        checkpoints_per_step=sum(len(np.unique(holders)) for _, _, holders in parts) / steps,
+        operators_per_step=sum(len(rows) for _, rows, *_ in parts) / steps,
+        checkpoints_per_step=sum(nodes for _, _, nodes, *_ in parts) / steps,
         lines=lines(weighed, ms),
         memory_share=max(shares, default=None),
         samples=seen,
@@ -81,55 +81,40 @@ def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: Sa
     )
 
 
-def _found(scene: TrainingScene) -> tuple[Int64, Int64]:
-    """The outermost operators that run again, and for each the innermost operator of the backward pass around it."""
-    span, calls = scene.span, scene.calls
-    numbered = scene.operators & ~calls.is_backward & (span.column("sequence") >= 0)
-    inside = scene.in_backward >= 0
-    rows = outermost(scene, numbered & inside)
-    if not len(rows):
-        return rows, rows
+def _again(scene: TrainingScene) -> tuple[Int64, int, Intervals, Int64]:
+    """The outermost operators that run again, for how many nodes, when, and what asked for each.
+
+    They run from the first to the last of a node, without nodes that run between. What asked is the slice of the
+    forward pass that called the checkpoint, or the forward operator of the node.
+    """
+    span, names, is_backward = scene.span, scene.span.names, scene.calls.is_backward
+    numbered = scene.operators & ~is_backward & (span.column("sequence") >= 0)
+    rows = outermost(scene, numbered & (scene.in_backward >= 0))
+    # for each the innermost operator of the backward pass around it
     holders = scene.in_backward[rows].astype(np.int64)
-    names = span.names
-    checkpoint = names.pick([_CHECKPOINT.search(name) is not None or _CHECKPOINT_NODE in name for name in names.values])
-    layers = names.matching(_LAYERS.search)
-    told = climb(span.parent, rows, checkpoint)
-    sure = (told >= 0) | np.isin(holders, holders[layers[rows]])
-    return rows[sure], holders[sure]
-
-
-def _times(scene: TrainingScene, rows: Int64, holders: Int64) -> Intervals:
-    """From the first to the last operator that runs again for one node, without nodes that run between."""
+    is_checkpoint = names.matching(_CHECKPOINT.search)
+    told = climb(span.parent, rows, is_checkpoint | names.containing(_CHECKPOINT_NODE))
+    sure = (told >= 0) | np.isin(holders, holders[names.matching(_LAYERS.search)[rows]])
+    rows, holders = rows[sure], holders[sure]
     distinct, number = np.unique(holders, return_inverse=True)
-    starts = np.full(len(distinct), np.iinfo(np.int64).max)
-    ends = np.zeros(len(distinct), np.int64)
-    np.minimum.at(starts, number, scene.span.start_ns[rows])
-    np.maximum.at(ends, number, scene.span.ends(rows))
-    nested = scene.calls.is_backward & scene.mine
+    starts, ends = np.full(len(distinct), np.iinfo(np.int64).max), np.zeros(len(distinct), np.int64)
+    np.minimum.at(starts, number, span.start_ns[rows])
+    np.maximum.at(ends, number, span.ends(rows))
+    nested = is_backward & scene.mine
     nested[distinct] = False
     inner = np.flatnonzero(nested)
-    above = scene.span.parent[inner]
-    around = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
-    inner = inner[np.isin(around, distinct)]
-    return intervals.subtract(intervals.union(starts, ends), scene.times(inner))
-
-
-def _callers(scene: TrainingScene, holders: Int64) -> Int64:
-    """For each the slice of the forward pass that asked for the checkpoint, or the forward operator of its node."""
-    span = scene.span
-    forward = scene.calls.forward
-    at = holders.copy()
+    around = np.append(scene.in_backward, NONE)  # the last for no row
+    inner = inner[np.isin(around[span.parent[inner]], distinct)]
+    times = intervals.subtract(intervals.union(starts, ends), scene.times(inner))
+    forward, at = scene.calls.forward, holders.copy()
     for _ in range(64):  # nodes in nodes; a broken tree ends here
         left = np.flatnonzero((at >= 0) & (forward[np.maximum(at, 0)] < 0))
         if not len(left):
             break
-        above = span.parent[at[left]]
-        at[left] = np.where(above >= 0, scene.in_backward[np.maximum(above, 0)], NONE)
+        at[left] = around[span.parent[at[left]]]
     made = np.where(at >= 0, forward[np.maximum(at, 0)], NONE)
-    names = span.names
-    stop: Bools = names.matching(_CHECKPOINT.search)
-    asked = climb(span.parent, made, stop)
-    return np.where(asked >= 0, asked, made)
+    asked = climb(span.parent, made, is_checkpoint)
+    return rows, len(distinct), times, np.where(asked >= 0, asked, made)
 
 
 def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
@@ -254,7 +239,13 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
     parts = [(scene, *_double_rows(scene)) for scene in scenes]
     if not any(len(compute) + len(converting) for _, compute, converting in parts):
         return None
-    compute_ms = summed(scenes, [(scene, _computing(scene, rows, others)) for scene, rows, others in parts])
+    computing = []
+    for scene, rows, others in parts:
+        times = intervals.subtract(scene.times(rows), scene.times(others))
+        if len(scene.found):  # on a device their kernels alone, since as many would be launched in float32
+            times = scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(others))
+        computing.append((scene, times))
+    compute_ms = summed(scenes, computing)
     conversion_ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, _, rows in parts])
     weighed = []
     sums: Counter[str] = Counter()
@@ -304,10 +295,3 @@ def _double_rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     converting = outermost(scene, conversion)
     computing = outermost(scene, (flagged & scene.operators) | conversion)
     return computing[~conversion[computing]], converting
-
-
-def _computing(scene: TrainingScene, rows: Int64, converting: Int64) -> intervals.Intervals:
-    """When operators in float64 ran: on a device their kernels alone, since as many would be launched in float32."""
-    if not len(scene.found):
-        return intervals.subtract(scene.times(rows), scene.times(converting))
-    return scene.exclusive(scene.launched_below(rows) & ~scene.launched_below(converting))

@@ -92,13 +92,10 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
 
 def allocations(base: Base, span: Span) -> list[DeviceMemory]:
     """One for each device. Kept for the second who asks, of two who do, and then let go."""
-    found: list[DeviceMemory] | None = span.kept.pop("allocations", None)
-    if found is None:
-        found = span.kept["allocations"] = list(_devices(base, span))
-    return found
-
-
-def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
+    kept: list[DeviceMemory] | None = span.kept.pop("allocations", None)
+    if kept is not None:
+        return kept
+    made: list[DeviceMemory] = []
     near = around(span)
     line, places = spots(base, span, near)
     operator = climb(span.parent, near, span.is_operator)
@@ -119,7 +116,7 @@ def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
         followed = events["address"].null_count() == 0
         gpu = span.gpus.get(number(device)) if device != "cpu" else None
         rows = events["row"].to_numpy()
-        yield DeviceMemory(
+        one = DeviceMemory(
             source="trace",
             worker=span.ref.worker,
             span=span.ref.span,
@@ -136,6 +133,9 @@ def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
             places=places,
             operator=operator[rows],
         )
+        made.append(one)
+    span.kept["allocations"] = made
+    return made
 
 
 def number(device: str) -> int:
@@ -286,6 +286,15 @@ def _device(
     start = -int(sizes[pairs.lone].sum())
     if standing is not None:
         start += int(standing.sizes[standing.before].sum())
+    reserved = None  # bytes of segments after each of the picked events, and before the first, where they add up
+    if recording.blocks is not None:
+        kind, size = _numbers(recording.kind), _numbers(recording.bytes)
+        added = np.where(kind == SEGMENT_ADDED, size, 0) - np.where(kind == SEGMENT_REMOVED, size, 0)
+        after = np.cumsum(np.append(0, added))  # after[i]: before event i
+        after += sum(recording.segments) - int(after[-1])
+        # a segment is added before the block in it: what holds just before the next picked event is what to show
+        reserved = after[np.append(picked, len(kind))]
+        reserved = reserved if (reserved >= 0).all() else None
     return DeviceMemory(
         source=recording.source,
         worker=recording.worker,
@@ -295,7 +304,7 @@ def _device(
         times_ns=_numbers(recording.time_ns)[picked],
         sizes=sizes,
         levels=start + np.append(0, np.cumsum(change)),
-        reserved=_reserved(recording, picked),
+        reserved=reserved,
         pairs=pairs if len(picked) else None,
         relative=standing is None,
         capacity_bytes=recording.capacity_bytes,
@@ -304,22 +313,6 @@ def _device(
         operator=np.full(len(picked), NONE),
         standing=standing,
     )
-
-
-def _reserved(recording: MemoryRecording, picked: Int64) -> Int64 | None:
-    """Bytes of segments after each of the picked events, and before the first; None where they do not add up."""
-    if recording.blocks is None:
-        return None
-    kind, size = _numbers(recording.kind), _numbers(recording.bytes)
-    change = np.where(kind == SEGMENT_ADDED, size, 0) - np.where(kind == SEGMENT_REMOVED, size, 0)
-    after = np.cumsum(change)
-    after += sum(recording.segments) - (int(after[-1]) if len(after) else 0)
-    if not len(picked):
-        return np.full(1, sum(recording.segments), np.int64)
-    # a segment is added before the block in it: what holds just before the next picked event is what to show
-    last = np.append(picked[1:], len(kind)) - 1
-    levels = np.append(after[picked[0] - 1] if picked[0] else after[0] - change[0], after[last])
-    return levels if (levels >= 0).all() else None
 
 
 def _state(recording: MemoryRecording) -> MemoryState | None:

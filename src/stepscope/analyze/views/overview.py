@@ -21,7 +21,7 @@ from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_core
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, by_device, work
-from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
+from stepscope.engine.host_activity import LOADER_RANGE, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import trace_steps
 from stepscope.engine.slice_tree import has_ancestor
@@ -57,7 +57,36 @@ def _overview(span: Span) -> Overview | None:
         return None
     plugin = intervals.partition_lengths(windows.start_ns, windows.end_ns, _plugin_sets(span, found))
     host = host_activity(span, found)
-    sets = _device_sets(found, host) if len(found) else _host_sets(span, found, host)
+    if len(found):  # in the order of precedence, as below
+        # a compilation that waits for its benchmark compiles; an operator that launches launches
+        sets = {
+            "compute": found.covered(KERNEL, FILL),
+            "exposed_communication": found.covered(COMMUNICATION),
+            "exposed_copies": found.covered(COPY),
+            "idle_data": host.data,
+            "idle_compile": host.compiling,
+            "idle_sync": host.synchronizing,
+            "idle_allocator": host.allocating,
+            "idle_launch": host.launching,
+            "idle_io": host.io,
+            "idle_operators": host.operators,
+            "idle_python": host.python,
+        }
+    else:
+        # an operator that holds a collective and computes nothing meanwhile communicates; collectives of all threads:
+        # gloo runs them beside the training thread
+        alone = intervals.subtract(span.times(on_host(span, is_collective_call)), computation(span, found))
+        kinds = ("convolution", "attention", "matmul", "normalization", "copies")
+        sets = {
+            "host_data": host.data,
+            "host_compile": host.compiling,
+            "host_optimizer": host.optimizer,
+            **{f"host_{kind}": host.kind(kind) for kind in kinds},
+            "host_communication": alone,
+            "host_operators": host.computing,
+            "host_io": host.io,
+            "host_python": host.python,
+        }
     parts = (*DEVICE_PARTS, *IDLE_PARTS) if len(found) else tuple(HOST_PARTS)
     own = intervals.partition_lengths(windows.start_ns, windows.end_ns, list(sets.values()))
     order = list(sets)  # the one part without a set is what none covers
@@ -134,44 +163,6 @@ def plugin_rows(overview: Overview) -> dict[str, Any]:
             {"step": step.step, **{part: round(step.plugin_ns[part] / NS_PER_US) for part in parts}}
             for step in overview.steps
         ],
-    }
-
-
-def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:
-    """In the order of precedence: a compilation that waits for its benchmark compiles; an operator that launches
-    launches."""
-    return {
-        "compute": found.covered(KERNEL, FILL),
-        "exposed_communication": found.covered(COMMUNICATION),
-        "exposed_copies": found.covered(COPY),
-        "idle_data": host.data,
-        "idle_compile": host.compiling,
-        "idle_sync": host.synchronizing,
-        "idle_allocator": host.allocating,
-        "idle_launch": host.launching,
-        "idle_io": host.io,
-        "idle_operators": host.operators,
-        "idle_python": host.python,
-    }
-
-
-def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Intervals]:
-    """In the order of precedence: an operator that holds a collective and computes nothing meanwhile communicates."""
-    # collectives of all threads: gloo runs them beside the training thread
-    alone = intervals.subtract(span.times(on_host(span, is_collective_call)), computation(span, found))
-    return {
-        "host_data": host.data,
-        "host_compile": host.compiling,
-        "host_optimizer": host.optimizer,
-        "host_convolution": host.kind("convolution"),
-        "host_attention": host.kind("attention"),
-        "host_matmul": host.kind("matmul"),
-        "host_normalization": host.kind("normalization"),
-        "host_copies": host.kind("copies"),
-        "host_communication": alone,
-        "host_operators": host.computing,
-        "host_io": host.io,
-        "host_python": host.python,
     }
 
 
