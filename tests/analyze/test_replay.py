@@ -369,3 +369,18 @@ def test_the_order_of_host_and_streams_is_kept(graph: Graph, cut: Intervals) -> 
     follows = np.flatnonzero(slices.before >= 0)
     assert (played.start_ns[follows] >= played.end_ns[slices.before[follows]]).all()
     assert (played.start_ns >= played.host_ns(slices.launch_ns)).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs(), sets(), st.data())
+def test_slices_of_a_chain_come_out_as_one_by_one(graph: Graph, cut: Intervals, data: st.DataObject) -> None:
+    flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))), bool)
+    change = Change(cut, graph.duration_ns // 2, flags)
+    one_by_one = Replayed(graph, change)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "LEAST_CHAIN", 0)
+        graph.__dict__.pop("chains")
+        chained = Replayed(graph, change)
+    assert chained.start_ns.tolist() == one_by_one.start_ns.tolist()
+    assert chained.end_ns.tolist() == one_by_one.end_ns.tolist()
+    assert chained.host_ns(graph.wait_finish_ns).tolist() == one_by_one.host_ns(graph.wait_finish_ns).tolist()

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -39,6 +39,7 @@ from stepscope.tables.arrays import NONE, Bools, Int64
 # back by something; it starts as soon after that.
 HELD_NS = 20_000
 CLOSE_NS = 10_000
+LEAST_CHAIN = 64  # slices; fewer are quicker one by one than as columns
 
 LONG_NS = 100_000  # of a call: ten times what a launch takes
 QUEUED = 500  # launched but not begun; CUDA's queue takes 1,024, and a launch into a full one lasts as long as a kernel
@@ -54,6 +55,8 @@ _CALLS = (
     (re.compile(r"^(cuda|cu|hip)Memcpy(?!.*async)", re.IGNORECASE), _ON_COPY),
 )
 Awaited = list[tuple[int, int]]  # slices, and how long each has to have run at least
+# begin, waits over before, beside one, the slice ahead and the wait for it, the same of another stream, length
+_Row: TypeAlias = tuple[int, int, bool, int, int, int, int, int]
 
 
 class Graph:
@@ -130,6 +133,18 @@ class Graph:
         """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
         before, awaited = self.before.tolist(), self.awaited.tolist()
         return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
+
+    @cached_property
+    def chains(self) -> list[tuple[int, int]]:
+        """Stretches, from and to before a slice, in which each waits for the one before it on its stream alone."""
+        order = np.argsort(self.stream, kind="stable")
+        previous = np.full(len(self), NONE)
+        same = self.stream[order][1:] == self.stream[order][:-1]
+        previous[order[1:][same]] = order[:-1][same]
+        ends = np.flatnonzero((self.before != previous) | (self.awaited != NONE))
+        bounds = np.concatenate([[NONE], ends, [len(self)]])
+        long = np.flatnonzero(np.diff(bounds) > LEAST_CHAIN)
+        return list(zip((bounds[long] + 1).tolist(), bounds[long + 1].tolist(), strict=True))
 
     def _held_by(self, ready: Int64) -> Int64:
         """For each slice that was ready but did not start the slice of another stream it started right behind."""
@@ -311,26 +326,63 @@ class Replayed:
         self.start_ns, self.end_ns = _array(self._starts), _array(self._ends)
 
     def _run(self, kept: list[int], position: list[int]) -> None:
-        starts, ends, shifts = self._starts, self._ends, self._shifts
+        """Every slice, and every wait where its turn comes."""
         columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *self._graph.links)
         rows = zip(*columns, self._durations, strict=True)
-        for turn, wait in zip((*position, len(self._graph)), (*kept, None), strict=True):
-            for begin, behind, beside, first, delay, other, other_delay, length in islice(rows, turn - len(starts)):
-                begin += shifts[behind]
-                if beside and behind < len(self._finished):
-                    begin = min(begin, self._finished[behind] + int(self._delays[len(starts)]))
-                if first >= 0:
-                    if ends[first] + delay > begin:
-                        begin = ends[first] + delay
-                elif first < -1:
-                    reach = int(self._graph.reach_ns[len(starts)])
-                    begin = max(begin, self._reached(-2 - first, reach) + delay)
-                if other >= 0 and ends[other] + other_delay > begin:
-                    begin = ends[other] + other_delay
-                starts.append(begin)
-                ends.append(begin + length)
-            if wait is not None:
-                self._wait(wait)
+        count = len(self._graph)
+        chains = iter((*self._graph.chains, (count, count)))
+        first, last = next(chains)
+        for turn in (*position, count):
+            while (at := len(self._starts)) < turn:
+                while last <= at:
+                    first, last = next(chains)
+                stop = min(last, turn)
+                if stop - max(at, first) <= LEAST_CHAIN:  # also where the next one begins later
+                    self._one_by_one(islice(rows, stop - at))
+                    continue
+                if at < first:
+                    self._one_by_one(islice(rows, first - at))
+                self._chained(max(at, first), stop)
+                next(islice(rows, stop - max(at, first) - 1, None), None)
+            if len(self._finished) < len(position):
+                self._wait(kept[len(self._finished)])
+
+    def _one_by_one(self, rows: Iterable[_Row]) -> None:
+        starts, ends, shifts = self._starts, self._ends, self._shifts
+        for begin, behind, beside, first, wait, other, wait_other, length in rows:
+            begin += shifts[behind]
+            if beside and behind < len(self._finished):
+                begin = min(begin, self._finished[behind] + int(self._delays[len(starts)]))
+            if first >= 0:
+                if ends[first] + wait > begin:
+                    begin = ends[first] + wait
+            elif first < -1:
+                reach = int(self._graph.reach_ns[len(starts)])
+                begin = max(begin, self._reached(-2 - first, reach) + wait)
+            if other >= 0 and ends[other] + wait_other > begin:
+                begin = ends[other] + wait_other
+            starts.append(begin)
+            ends.append(begin + length)
+
+    def _chained(self, at: int, stop: int) -> None:
+        """Slices of one of the graph's chains: the latest of all sums along a stream is a running maximum."""
+        graph, over, finished = self._graph, self._over[at:stop], _array(self._finished)
+        begins = self._launches[at:stop] + _array(self._shifts)[over]
+        beside = np.flatnonzero(self._beside[at:stop] & (over < len(finished)))
+        begins[beside] = np.minimum(begins[beside], finished[over[beside]] + self._delays[at:stop][beside])
+        lengths = _array(self._durations[at:stop])
+        ends = np.empty(stop - at, np.int64)
+        streams = graph.stream[at:stop]
+        for stream in np.unique(streams):
+            of_it = np.flatnonzero(streams == stream)
+            begin, waits = begins[of_it], graph.before_delay_ns[at:stop][of_it]
+            before = int(graph.before[at + of_it[0]])
+            if before >= 0:
+                begin[0] = max(begin[0], self._ends[before] + waits[0])
+            sums = np.cumsum(waits + lengths[of_it])
+            ends[of_it] = sums + np.maximum.accumulate(begin + lengths[of_it] - sums)
+        self._starts += (ends - lengths).tolist()
+        self._ends += ends.tolist()
 
     def _reached(self, number: int, reach: int) -> int:
         """When a slice is over, or has run for as long as `reach`."""
@@ -528,19 +580,23 @@ _LENGTHS = ("recorded", "unchanged")
 class Played(Replay):
     """The replay of a run's traces: each what-if is played when it is first asked for."""
 
-    def __init__(self, found: Sequence[_Trace], **known: Any) -> None:
+    def __init__(self, found: Sequence[_Trace] = (), **known: Any) -> None:
         self.__dict__.update(known, _found=found, _of={})  # what it inherits from is frozen
 
     _found: Sequence[_Trace]
     _of: dict[str, WhatIf]
 
     @cached_property
+    def _never_late(self) -> tuple[float, float]:
+        return _mean_and_median(one.never_late for one in self._found)
+
+    @cached_property
     def never_late_mean_ns(self) -> float:
-        return _mean_and_median(one.never_late for one in self._found)[0]
+        return self._never_late[0]
 
     @cached_property
     def never_late_median_ns(self) -> float:
-        return _mean_and_median(one.never_late for one in self._found)[1]
+        return self._never_late[1]
 
     @cached_property
     def what_ifs(self) -> tuple[WhatIf, ...]:
@@ -548,6 +604,8 @@ class Played(Replay):
         return tuple(found for kind in known if (found := self.of(kind)) is not None)
 
     def of(self, kind: str) -> WhatIf | None:
+        if not self._found:  # all that there is was given
+            return super().of(kind)
         own = [one.changes[kind] for one in self._found if kind in one.changes]
         if kind not in self._of and own:
             lengths = _mean_and_median(one.without(kind) for one in self._found)
