@@ -34,7 +34,7 @@ from stepscope.model.timeline import (
     TrackSlices,
 )
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import MAX_DEPTH, NONE, Bools, Int64, climb
 
 MAX_SLICES = 20_000  # of one window
 MAX_WIDTH = 8_000  # pixels
@@ -371,9 +371,12 @@ def _launched(span: Span, row: int) -> Int64:
 
 def _forward(span: Span, row: int) -> int:
     """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-    forward = span.series("forward")  # of the few rows that are asked, not of all
-    holder = climb(span.parent, np.asarray([row]), lambda rows, _: span.rows_of(forward.gather(rows)) >= 0)
-    return int(span.rows_of(forward.gather(holder))[0]) if holder[0] >= 0 else NONE
+    around: list[int] = []
+    while row >= 0 and len(around) < MAX_DEPTH:
+        around.append(row)
+        row = int(span.parent[row])
+    forward = span.rows_of(span.series("forward").gather(np.asarray(around)))  # a column may be large
+    return next((each for each in forward.tolist() if each >= 0), NONE)
 
 
 def _functions(span: Span, row: int) -> list[str]:
