@@ -20,6 +20,7 @@ from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.spans import texts
 from stepscope.model import PHASES, Analysis, DeviceLines, StepFacts
 from stepscope.tables.arrays import Int64, positions
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
@@ -407,3 +408,10 @@ def test_the_call_of_backward_keeps_only_what_no_operator_explains(found: Device
     backward = sum(ns for line in found.lines for way, ns in line.via.items() if way == "sequence")
     own = sum(line.ns for line in found.lines if line.place.line == line_of("BACKWARD"))
     assert own < 0.2 * backward
+
+
+def test_numbers_of_texts_follow_their_column_alone() -> None:
+    before = pl.Series(["text-b", "text-a"]).cast(pl.Categorical)  # what the process has seen first
+    found = texts(pl.Series(["text-a", None, "text-b", "text-a"]))
+    assert (found.codes.tolist(), found.values) == ([0, -1, 1, 0], ["text-a", "text-b"])
+    assert len(before) == 2

@@ -311,9 +311,14 @@ def spans(tables: Tables) -> tuple[Span, ...]:
 def texts(column: pl.Series) -> Texts:
     encoded = column.cast(pl.Categorical)
     codes = encoded.to_physical()
-    distinct = pl.DataFrame({"code": codes, "value": encoded}).unique("code").drop_nulls().sort("code")
-    known = distinct["code"].to_numpy()  # numbers that all columns of the process share, so not from 0 on
-    found = np.searchsorted(known, codes.fill_null(0).to_numpy()).astype(np.int32)
+    # Polars' numbers are shared by all columns of the process and follow its history; ours follow the column alone.
+    distinct = pl.DataFrame({"code": codes, "value": encoded}).unique("code", maintain_order=True).drop_nulls()
+    known = distinct["code"].to_numpy()
+    order = np.argsort(known).astype(np.int32)
+    if len(order):
+        found = order[np.searchsorted(known[order], codes.fill_null(known[0]).to_numpy())]
+    else:
+        found = np.zeros(len(codes), np.int32)
     found[codes.is_null().to_numpy()] = NONE
     return Texts(found, distinct["value"].cast(pl.String).to_list())
 
