@@ -18,6 +18,7 @@ from common import Watch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from turn import take_turn
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -291,6 +292,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a try on a CPU")
     options = parser.parse_args()
+    take_turn()
     torch.manual_seed(0)
     watch = Watch()
     case = CASES[options.name][0](options.device, fixed=options.fixed, small=options.small)

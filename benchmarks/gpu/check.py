@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
+from turn import TURN
+
 TOLERANCE = 0.02  # of device figures
 CLEAN = 0.10  # share of the step from which a finding on a clean script is a false alarm, as in the zoo
 RECORDING_SHARE, RECORDING_US = 0.01, 30.0  # of a step, whichever is more
 MOST_BYTES = 2_000_000  # of a recording that is kept
 BUDGET_S = {"truth": 40.0, "zoo": 220.0, "knobs": 120.0, "cost": 95.0}  # together below eight minutes
 LONG = 6.0  # times as long
+AT_ONCE = 4  # processes; one of them has the device, the others import or report
 TURNS = 2  # of each way to record a loop
 PASS, FAIL, SKIP = "pass", "FAIL", "-"
 NO_DEVICE = 4
@@ -80,6 +84,7 @@ def start(setting: Setting, *words: str) -> str:
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=setting.out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, TURN: str(setting.out / "turn")},
     )  # fmt: skip
     try:
         said, complained = process.communicate(timeout=setting.left())
@@ -205,22 +210,29 @@ def zoo(setting: Setting) -> Iterator[Row]:
     from cases import CASES
 
     scored = {"first finding": 0, "line": 0, "ceiling": 0}
-    for number, (name, (_case, expected)) in enumerate(CASES.items()):
-        part = replace(setting, end=time.monotonic() + setting.left() / (len(CASES) - number))
-        try:
-            words = case_words(setting, name)
-            report = record(part, f"zoo-{name}", *words)
-            if expected is None:
-                yield silent(name, report)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        recorded = {name: pool.submit(record, setting, f"zoo-{name}", *case_words(setting, name)) for name in CASES}
+        timed = {
+            name: [
+                pool.submit(start, setting, *case_words(setting, name), *more)
+                for more in ((), ("--fixed",))
+                if expected is not None
+            ]
+            for name, (_case, expected) in CASES.items()
+        }
+        for name, (_case, expected) in CASES.items():
+            try:
+                report = recorded[name].result()
+                if expected is None:
+                    yield silent(name, report)
+                    continue
+                times = [mean_ms(one.result()) for one in timed[name]]
+            except (Failed, OSError, ValueError, KeyError) as error:
+                yield Row("zoo", name, str(error)[:100], "", FAIL)
                 continue
-            times = [mean_ms(start(part, *words, *more)) for more in ((), ("--fixed",))]
-        except (Failed, OSError, ValueError, KeyError) as error:
-            yield Row("zoo", name, str(error)[:100], "", FAIL)
-            continue
-        rows = judge_case(name, report, expected, 1 - times[1] / times[0])
-        for key, row in rows.items():
-            scored[key] += row.verdict == PASS
-            yield row
+            for key, row in judge_case(name, report, expected, 1 - times[1] / times[0]).items():
+                scored[key] += row.verdict == PASS
+                yield row
     for key, least in (("first finding", 11), ("line", 11), ("ceiling", 12)):
         yield Row("zoo", f"{key}, of 13", str(scored[key]), f"at least {least}", PASS if scored[key] >= least else FAIL)
 
@@ -326,13 +338,17 @@ def cost(setting: Setting) -> Iterator[Row]:
     }
     for mode in ("eager", "graph", "reduce-overhead"):
         times: dict[str, list[float]] = {way: [] for way in ways}
+        lines = []
+        for turn in range(TURNS):
+            for way, before in ways.items():
+                out = ("--out", str(setting.out / "runs" / f"cost-{mode}-{way}-{turn}")) if before else ()
+                shutil.rmtree(out[1], ignore_errors=True) if out else None
+                line = (*before, *out, "--", sys.executable) if before else ()
+                lines.append((way, (*line, *words, "--mode", mode)))
         try:
-            for turn in range(TURNS):
-                for way, before in ways.items():
-                    out = ("--out", str(setting.out / "runs" / f"cost-{mode}-{way}-{turn}")) if before else ()
-                    shutil.rmtree(out[1], ignore_errors=True) if out else None
-                    line = (*before, *out, "--", sys.executable) if before else ()
-                    said = json.loads(start(setting, *line, *words, "--mode", mode).strip().splitlines()[-1])
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                for (way, _), text in zip(lines, pool.map(lambda one: start(setting, *one[1]), lines), strict=True):
+                    said = json.loads(text.strip().splitlines()[-1])
                     times[way].append(said["us"])
                     if said["replayed"] is False:
                         raise Failed(f"{way}: the graph was not replayed")

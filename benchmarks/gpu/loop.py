@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from turn import take_turn
 
 
 def main() -> None:
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
+    take_turn()
     on_gpu = options.device != "cpu"
     width = 1024 if on_gpu else 64
     model: nn.Module = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]).to(options.device)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from turn import take_turn
 
 CALLS = 30
 LARGE = 4096  # rows of a product on a GPU: 137 GFLOP, a millisecond and more in fp32
@@ -100,8 +101,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--once", action="store_true", help="run each case once, for a profiler of kernels, and no more")
     options = parser.parse_args()
+    take_turn()
     cases = {**products(options.device), **copies(options.device)}
+    if options.once:
+        for call, _known in cases.values():
+            call()
+        torch.cuda.synchronize()
+        return
     truth = {name: {**known, "us": timed_us(call, options.device)} for name, (call, known) in cases.items()}
     weight = torch.nn.Parameter(torch.zeros(3, device=options.device))
     optimizer = torch.optim.SGD([weight], lr=0.1)

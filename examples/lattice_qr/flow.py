@@ -13,14 +13,14 @@ LENGTH, DIRECTIONS, COLORS = 4, 4, 3
 PLANES = [(mu, nu) for mu in range(DIRECTIONS) for nu in range(DIRECTIONS) if mu != nu]
 
 
-def ginibre(batch: int) -> torch.Tensor:
+def ginibre(batch: int, device: str) -> torch.Tensor:
     """Matrices of independent complex normal numbers, one per link."""
-    return torch.randn(batch, *[LENGTH] * 4, DIRECTIONS, COLORS, COLORS, dtype=torch.complex64)
+    return torch.randn(batch, *[LENGTH] * 4, DIRECTIONS, COLORS, COLORS, dtype=torch.complex64, device=device)
 
 
-def haar_qr(batch: int) -> torch.Tensor:
+def haar_qr(batch: int, device: str = "cpu") -> torch.Tensor:
     """Gauge fields whose links are evenly distributed over SU(3) (the Haar measure), by a QR decomposition of each."""
-    q, r = torch.linalg.qr(ginibre(batch))
+    q, r = torch.linalg.qr(ginibre(batch, device))
     # the decomposition is unique, and evenly distributed, only with a positive diagonal of r
     phases = r.diagonal(dim1=-2, dim2=-1)[..., :2].sgn()
     two = q[..., :2] * phases.unsqueeze(-2)
@@ -28,10 +28,10 @@ def haar_qr(batch: int) -> torch.Tensor:
     return torch.cat([two, third.unsqueeze(-1)], dim=-1)
 
 
-def haar_gram_schmidt(batch: int) -> torch.Tensor:
+def haar_gram_schmidt(batch: int, device: str = "cpu") -> torch.Tensor:
     """The same fields, with the two steps of Gram and Schmidt that a 3 x 3 matrix needs written out."""
     # components first, so that every operation below runs over whole rows of memory
-    columns = ginibre(batch).movedim((-1, -2), (0, 1))[:2].contiguous()
+    columns = ginibre(batch, device).movedim((-1, -2), (0, 1))[:2].contiguous()
     first = normalized(columns[0])
     second = normalized(columns[1] - first * (first.conj() * columns[1]).sum(0))
     columns = torch.stack([first, second, torch.linalg.cross(first, second, dim=0).conj()])

@@ -1,0 +1,19 @@
+"""One process at a time on the device: what else a start takes (imports, reports) may go on beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+TURN = "GPU_TURN"  # names the file whose lock is the turn; without it nobody waits
+_held: list[IO[str]] = []
+
+
+def take_turn() -> None:
+    """Wait until no other process of the check works on the device; the turn ends with the process."""
+    name = os.environ.get(TURN)
+    if name:
+        _held.append(Path(name).open("w"))
+        fcntl.flock(_held[-1], fcntl.LOCK_EX)
