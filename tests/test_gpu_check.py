@@ -43,7 +43,7 @@ def test_every_case_has_its_planted_line_and_a_step_on_the_cpu(monkeypatch: pyte
     for path in (GPU, GPU.parent / "zoo", GPU.parent):
         monkeypatch.syspath_prepend(str(path))
     from cases import CASES  # type: ignore[import-not-found]
-    from check import judge_case, planted_line, silent  # type: ignore[import-not-found]
+    from check import judge_case, planted_lines, silent  # type: ignore[import-not-found]
 
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)  # and as it was, afterwards
     assert sum(expected is not None for _, expected in CASES.values()) == 13
@@ -53,7 +53,7 @@ def test_every_case_has_its_planted_line_and_a_step_on_the_cpu(monkeypatch: pyte
             made.step(*next(iter(made.batches(1))))
         if expected is None:
             continue
-        where = [{"file": "/x/benchmarks/gpu/cases.py", "line": planted_line(name)}]
+        where = [{"file": "/x/benchmarks/gpu/cases.py", "line": planted_lines(name)[0]}]
         finding = {"rule": "a.b", "category": expected[0], "cost_ms_per_step": 1, "gain_ceiling": 0.3, "where": where}
         rows = judge_case(name, {"findings": [finding]}, expected, 0.31)
         assert {row.verdict for row in rows.values()} == {"pass"}

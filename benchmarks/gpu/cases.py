@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "zoo"))
@@ -18,7 +19,7 @@ from common import Watch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from turn import take_turn
+from turn import end_turn, take_turn
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,8 +27,8 @@ Step = Callable[[Tensor, Tensor], Tensor]
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Random rows; `work_s` is what making one takes."""
 
-    def __init__(self, count: int, width: int, work_s: float = 0.0) -> None:
-        self.count, self.width, self.work_s = count, width, work_s
+    def __init__(self, count: int, shape: tuple[int, ...], work_s: float = 0.0) -> None:
+        self.count, self.shape, self.work_s = count, shape, work_s
 
     def __len__(self) -> int:
         return self.count
@@ -36,21 +37,26 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         end = time.perf_counter() + self.work_s
         while time.perf_counter() < end:  # planted: starving_loader
             pass
-        return torch.randn(self.width), torch.zeros(1)
+        return torch.randn(self.shape), torch.zeros(*self.shape[:-1], 1)
 
 
 class Case:
-    """A perceptron of `depth` layers of `width`, fed from the device; a case changes what it is about."""
+    """A perceptron of `depth` layers of `width` in mixed precision, fed from the device; a case changes its own part.
 
-    width, depth, batch = 2048, 6, 1024
-    per_step = 1  # forward passes
+    As large as it is, a GPU of 2020 or later has work for longer than the host takes to launch it: without a planted
+    cost nothing else is lost.
+    """
+
+    width, depth, batch = 4096, 4, 8192
+    autocast = True
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
         self.device, self.fixed = device, fixed
         if small:
             self.width, self.depth, self.batch = 32, 2, 8
         layers = [layer for _ in range(self.depth) for layer in (nn.Linear(self.width, self.width), nn.ReLU())]
-        self.model: nn.Module = nn.Sequential(*layers, nn.Linear(self.width, 1)).to(device)
+        with torch.device(device):
+            self.model: nn.Module = nn.Sequential(*layers, nn.Linear(self.width, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.inputs = torch.randn(self.batch, self.width, device=device)
         self.targets = torch.zeros(self.batch, 1, device=device)
@@ -59,41 +65,44 @@ class Case:
         return ((self.inputs, self.targets) for _ in range(steps))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(self.model(inputs), targets)
+        return F.mse_loss(self.model(inputs).float(), targets)
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
-        self.loss(inputs, targets).backward()
+        with torch.autocast(self.device, torch.bfloat16) if self.autocast else nullcontext():
+            loss = self.loss(inputs, targets)
+        loss.backward()
         self.optimizer.step()
 
 
 class Clean(Case):
-    """Nothing planted: mixed precision, data on the device."""
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16):
-            return F.mse_loss(self.model(inputs), targets.to(torch.bfloat16))
+    """Nothing planted."""
 
 
-class CleanSmall(Clean):
-    width, batch, depth = 4096, 512, 3
+class CleanLoader(Case):
+    """Nothing planted: batches come from workers, ahead of time and pinned."""
+
+    def batches(self, steps: int) -> Iterable[tuple[Tensor, Tensor]]:
+        rows = Rows(steps, (256, self.width))
+        workers = 4 if self.device != "cpu" else 0
+        loader = DataLoader(rows, batch_size=None, num_workers=workers, pin_memory=self.device != "cpu")
+        for inputs, targets in loader:
+            few, zeros = inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+            times = max(1, self.batch // 256)
+            yield few.repeat(times, 1), zeros.repeat(times, 1)
 
 
 class ItemPerStep(Case):
     """Values read singly, in the middle of the step."""
 
-    width, batch = 512, 256
-
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        out = self.model(inputs)
+        out = self.model(inputs).float()
         if not self.fixed:
-            sum(value.item() for value in out[:32, 0])  # planted: item
+            sum(value.item() for value in out[:256, 0])  # planted: item
         return F.mse_loss(out, targets)
 
 
 class PageableCopies(Case):
-    width, depth, batch = 8192, 1, 4096
-
     def batches(self, steps: int) -> Iterable[tuple[Tensor, Tensor]]:
         rows = torch.randn(self.batch, self.width)
         rows = rows.pin_memory() if self.fixed and self.device != "cpu" else rows
@@ -104,7 +113,7 @@ class PageableCopies(Case):
 class SmallLaunches(Case):
     """A product for each row instead of one for all."""
 
-    width, batch, depth = 256, 256, 1
+    width, batch, depth, autocast = 256, 256, 1, False
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.fixed:
@@ -114,7 +123,7 @@ class SmallLaunches(Case):
 
 
 class NoTf32(Case):
-    width, batch, depth = 4096, 2048, 3
+    batch, depth, autocast = 4096, 2, False
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
         super().__init__(device, fixed=fixed, small=small)
@@ -122,21 +131,27 @@ class NoTf32(Case):
             torch.backends.cuda.matmul.allow_tf32 = True
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(self.model(inputs), targets)  # planted: no_tf32
+        hidden = self.model(inputs)  # planted: no_tf32
+        return F.mse_loss(hidden, targets)
 
 
 class NoMixedPrecision(Case):
-    width, batch, depth = 4096, 2048, 3
+    batch, depth = 4096, 3
+
+    def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
+        super().__init__(device, fixed=fixed, small=small)
+        self.autocast = fixed
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.fixed):
-            return F.mse_loss(self.model(inputs).float(), targets)  # planted: fp32
+        inputs = inputs * 0.5
+        out = self.model(inputs)  # planted: fp32
+        return F.mse_loss(out.float(), targets)
 
 
 class AllocatorRetries(Case):
-    """Blocks of a new size in every step, in a device nearly full: the allocator empties its cache, and retries.
+    """A block larger than any before in every step, on a device nearly full: the allocator drops its cache each time.
 
-    Of the 6 GiB that the process may take a block is 1 GiB and more; the twin's blocks are all of one size.
+    The process may take 6 GiB, a block is 1 GiB and more; the twin's blocks are all of one size.
     """
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
@@ -147,18 +162,17 @@ class AllocatorRetries(Case):
             torch.cuda.set_per_process_memory_fraction(min(1.0, 6 * 2**30 / total))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        self.count += 1
-        rows = 2**28 if self.device != "cpu" else 2**10
-        rows += 0 if self.fixed else 2**20 * (self.count % 29)
+        self.count += not self.fixed
+        rows = 2**28 + 2**20 * self.count if self.device != "cpu" else 2**10
         scratch = torch.empty(rows, device=self.device)  # planted: retries
-        return F.mse_loss(self.model(inputs), targets) + 0 * scratch[0].nan_to_num()
+        return super().loss(inputs, targets) + 0 * scratch[0].nan_to_num()
 
 
 class StarvingLoader(Case):
     width, batch, depth = 1024, 64, 2
 
     def batches(self, steps: int) -> Iterable[tuple[Tensor, Tensor]]:
-        rows = Rows(steps * self.batch, self.width, 0.0 if self.fixed else 2e-4)
+        rows = Rows(steps * self.batch, (self.width,), 0.0 if self.fixed else 2e-4)
         for inputs, targets in DataLoader(rows, batch_size=self.batch):
             yield inputs.to(self.device), targets.to(self.device)
 
@@ -166,26 +180,24 @@ class StarvingLoader(Case):
 class PythonBetween(Case):
     """Arithmetic of Python before every layer."""
 
-    width, batch = 512, 256
-
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         for layer in self.model:  # type: ignore[attr-defined]
             if not self.fixed:
                 self.penalty()
             inputs = layer(inputs)
-        return F.mse_loss(inputs, targets)
+        return F.mse_loss(inputs.float(), targets)
 
     def penalty(self) -> float:
         return sum(number * 0.5 for number in range(20_000))  # planted: python_between
 
 
 class UnfusedPointwise(Case):
-    width, batch, depth = 4096, 4096, 1
+    batch, depth = 16384, 1
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = self.model[0](inputs)  # type: ignore[index]
         activate = self.activation_fused if self.fixed else self.activation
-        return F.mse_loss(self.model[-1](activate(hidden)), targets)  # type: ignore[index]
+        return F.mse_loss(self.model[-1](activate(hidden)).float(), targets)  # type: ignore[index]
 
     def activation(self, x: Tensor) -> Tensor:
         for _ in range(4):
@@ -201,7 +213,7 @@ class UnfusedPointwise(Case):
 class Recompilation(Case):
     """A Python number that every step changes is a constant of the compiled function."""
 
-    width, batch, depth = 512, 128, 2
+    batch = 4096
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
         super().__init__(device, fixed=fixed, small=small)
@@ -214,36 +226,34 @@ class Recompilation(Case):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self.count += not self.fixed
-        scaled = self.compiled(inputs, self.count % 48)  # planted: recompilation
-        return F.mse_loss(self.model(scaled), targets)
+        scaled = self.compiled(inputs, self.count % 32)  # planted: recompilation
+        return super().loss(scaled, targets)
 
 
 class IdleStream(Case):
     """Work of a second stream that the first one waits for before it begins its own, which does not need it yet."""
 
-    width, batch, depth = 1024, 512, 4
+    batch = 4096
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
         super().__init__(device, fixed=fixed, small=small)
         self.stream = torch.cuda.Stream() if device != "cpu" else None
-        self.host = torch.zeros(1024 if small else 2**24)
+        self.host = torch.zeros(1024 if small else 2**25)
         self.host = self.host.pin_memory() if device != "cpu" else self.host
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.stream is None:
-            return F.mse_loss(self.model(inputs), targets)
+            return super().loss(inputs, targets)
         with torch.cuda.stream(self.stream):
-            extra = self.host.to(self.device, non_blocking=True)
+            extra = self.host.to(self.device, non_blocking=True)  # planted: idle_stream
         if not self.fixed:
             torch.cuda.current_stream().wait_stream(self.stream)  # planted: idle_stream
-        out = F.mse_loss(self.model(inputs), targets)
+        loss = super().loss(inputs, targets)
         torch.cuda.current_stream().wait_stream(self.stream)
-        return out + 0 * extra[0]
+        return loss + 0 * extra[0]
 
 
 class EmptyCache(Case):
-    width, batch, depth = 1024, 512, 4
-
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         super().step(inputs, targets)
         if not self.fixed and self.device != "cpu":
@@ -253,19 +263,18 @@ class EmptyCache(Case):
 class CpuTensors(Case):
     """Tensors that are made on the host in the step and moved."""
 
-    width, batch, depth = 4096, 2048, 1
-
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        rows = min(512, self.batch)
         if self.fixed:
-            noise = torch.randn(self.batch, self.width, device=self.device)
+            noise = torch.randn(rows, self.width, device=self.device)
         else:
-            noise = torch.randn(self.batch, self.width).to(self.device)  # planted: cpu_tensors
-        return F.mse_loss(self.model(inputs + 0.01 * noise), targets)
+            noise = torch.randn(rows, self.width).to(self.device)  # planted: cpu_tensors
+        return super().loss(inputs + 0.01 * noise.repeat(self.batch // rows, 1), targets)
 
 
 # The case, and the categories of findings that are right for it; None: a clean script, of which nothing may be said.
 CASES: dict[str, tuple[type[Case], tuple[str, ...] | None]] = {
-    "item": (ItemPerStep, ("sync",)),
+    "item": (ItemPerStep, ("sync", "host")),
     "pageable": (PageableCopies, ("transfer",)),
     "small_launches": (SmallLaunches, ("launch", "host")),
     "no_tf32": (NoTf32, ("compute",)),
@@ -279,7 +288,7 @@ CASES: dict[str, tuple[type[Case], tuple[str, ...] | None]] = {
     "empty_cache": (EmptyCache, ("memory", "sync")),
     "cpu_tensors": (CpuTensors, ("transfer", "host", "sync")),
     "clean": (Clean, None),
-    "clean_small": (CleanSmall, None),
+    "clean_loader": (CleanLoader, None),
 }
 
 
@@ -292,6 +301,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a try on a CPU")
     options = parser.parse_args()
+    if options.device != "cpu":
+        torch.zeros(1, device=options.device)  # a context takes seconds, and nothing of the device's time
     take_turn()
     torch.manual_seed(0)
     watch = Watch()
@@ -302,6 +313,7 @@ def main() -> None:
     if options.device != "cpu":
         torch.cuda.synchronize()
     watch.report()
+    end_turn()
 
 
 if __name__ == "__main__":

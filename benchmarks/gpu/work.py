@@ -1,7 +1,8 @@
 """Device work of known size, as a training loop: `work.py OUT.json [--device cpu]`; the truth of each case by events.
 
 Every case is an operator with input sizes that no other case has, so that a table of operators by shapes tells them
-apart. Its time is that of CUDA events around many calls before any profiler is open, its work is arithmetic.
+apart. Its time is that of CUDA events around its calls in the very steps that are recorded, its work is arithmetic. In
+each step the device has other work first, so that what follows is launched ahead of it, without gaps.
 """
 
 from __future__ import annotations
@@ -9,26 +10,32 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from turn import take_turn
 
-CALLS = 30
-LARGE = 4096  # rows of a product on a GPU: 137 GFLOP, a millisecond and more in fp32
+CALLS = 4  # of a case, one behind the other: what lies between an event and a kernel is shared by them
+LARGE = 4096  # rows of a product of fp32 on a GPU: 137 GFLOP, milliseconds; those of tensor cores have twice as many
 SPIN_CYCLES = 2_000_000
+WARMUP = 5  # steps that do not count
+NVML_EVERY_S = 0.1
+
+Work = dict[str, tuple[Callable[[], Any], dict[str, Any]]]  # by name: (call, what is known of it)
 
 
-def products(device: str) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
-    """Products of known FLOPs, by name: (call, what is known of it)."""
-    made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {}
-    base = LARGE if device != "cpu" else 128
+def products(device: str) -> Work:
+    """Products of known FLOPs."""
+    made: Work = {}
+    base = LARGE if device != "cpu" else 64
     dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     for number, (name, dtype) in enumerate(dtypes.items()):
-        rows = base + 64 * number
+        rows = base * (1 if name == "fp32" else 2) + 64 * number
         a, b = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
 
         def call(a: torch.Tensor = a, b: torch.Tensor = b, tf32: bool = name == "tf32") -> torch.Tensor:
@@ -38,26 +45,26 @@ def products(device: str) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]
         known = {"operator": "aten::mm", "shapes": f"[[{rows},{rows}],[{rows},{rows}]]", "flop": 2 * rows**3}
         made[f"matmul {name}"] = call, {**known, "tensor_cores": name != "fp32"}
     if device != "cpu" and hasattr(torch, "_scaled_mm") and torch.cuda.get_device_capability() >= (8, 9):
-        a, b = (torch.randn(base, base, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        rows = 2 * base
+        a, b = (torch.randn(rows, rows, device=device).to(torch.float8_e4m3fn) for _ in range(2))
         one = torch.ones((), device=device)
-        known = {"operator": "aten::_scaled_mm", "flop": 2 * base**3, "tensor_cores": True}
+        known = {"operator": "aten::_scaled_mm", "flop": 2 * rows**3, "tensor_cores": True}
         made["matmul fp8"] = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16), known
     return made
 
 
-def copies(device: str) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
-    """Copies of known bytes to the device, and an empty kernel."""
-    made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {}
-    size = 2**26 if device != "cpu" else 2**16
-    for number, name in enumerate(("pageable", "pinned")):
-        count = size + 1024 * number
-        source, target = torch.empty(count), torch.empty(count, device=device)
+def copies(device: str) -> Work:
+    """Copies of known bytes to the device and on it, an empty kernel, and one of known clock cycles."""
+    made: Work = {}
+    size = 2**24 if device != "cpu" else 2**12
+    for number, name in enumerate(("pageable", "pinned", "on the device")):
+        count = size * (8 if name == "on the device" else 1) + 1024 * number
+        target = torch.zeros(count, device=device)
+        source = torch.ones(count, device=device if name == "on the device" else "cpu")
         source = source.pin_memory() if name == "pinned" and device != "cpu" else source
-        known = {"operator": "aten::copy_", "prefix": f"[[{count}],[{count}]", "bytes": 4 * count}
-        made[f"copy {name}"] = (
-            lambda target=target, source=source: target.copy_(source, non_blocking=True),
-            known,
-        )
+        moved = 4 * count * (2 if name == "on the device" else 1)  # there, what is read and what is written
+        known = {"operator": "aten::copy_", "prefix": f"[[{count}],[{count}]", "bytes": moved}
+        made[f"copy {name}"] = lambda target=target, source=source: target.copy_(source, non_blocking=True), known
     tiny = torch.zeros(7, device=device)
     made["empty kernel"] = lambda: tiny.neg(), {"operator": "aten::neg", "prefix": "[[7]", "most_us": 10}
     if device != "cpu":
@@ -65,65 +72,98 @@ def copies(device: str) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
     return made
 
 
-def timed_us(call: Callable[[], Any], device: str) -> float:
-    """Mean µs of a call, of a GPU by events."""
-    for _ in range(3):
-        call()
-    if device == "cpu":
-        start = time.perf_counter()
+class Clock:
+    """µs of the calls of a case, on a GPU by events that are read at the end."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def time(self, call: Callable[[], Any]) -> None:
+        begin = self._now()
         for _ in range(CALLS):
             call()
-        return (time.perf_counter() - start) / CALLS * 1e6
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(SPIN_CYCLES)  # what is launched behind it runs without gaps
-    begin.record()
-    for _ in range(CALLS):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / CALLS * 1e3
+        self._pairs.append((begin, self._now()))
+
+    def us(self) -> float:
+        """Of a call, the median of the steps."""
+        pairs = self._pairs[WARMUP:] or self._pairs
+        if self._device == "cpu":
+            return median((end - begin) * 1e6 / CALLS for begin, end in pairs)
+        return float(median(begin.elapsed_time(end) * 1e3 / CALLS for begin, end in pairs))
+
+    def _now(self) -> Any:
+        if self._device == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
-def utilization() -> float | None:
-    """Percent that NVML says the device was busy in the last sample period."""
-    try:
-        import pynvml
+class Nvml(threading.Thread):
+    """Reads the utilisation that NVML tells of the first device; None where it cannot be asked."""
 
-        pynvml.nvmlInit()
-        return float(pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(0)).gpu)
-    except Exception:  # noqa: BLE001 - not installed, or no driver
-        return None
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.read: list[float] = []
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByIndex(0)
+            while not self._over.wait(NVML_EVERY_S):
+                self.read.append(float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu))
+        except Exception:  # noqa: BLE001 - not installed, or no driver
+            return
+
+    def busy_pct(self) -> float | None:
+        """The median of the later half: its sample period is a part of a second."""
+        self._over.set()
+        self.join()
+        return median(self.read[len(self.read) // 2 :]) if len(self.read) > 3 else None
 
 
 def main() -> None:
-    """Time the cases, then run them as steps for the recorder."""
+    """Run the cases as steps for the recorder, and say how long they took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--once", action="store_true", help="run each case once, for a profiler of kernels, and no more")
+    parser.add_argument("--once", action="store_true", help="run each case once, for ncu, and no more")
     options = parser.parse_args()
     take_turn()
+    on_gpu = options.device != "cpu"
     cases = {**products(options.device), **copies(options.device)}
     if options.once:
         for call, _known in cases.values():
             call()
         torch.cuda.synchronize()
         return
-    truth = {name: {**known, "us": timed_us(call, options.device)} for name, (call, known) in cases.items()}
+    clocks = {name: Clock(options.device) for name in cases}
+    first = torch.zeros(2**26 if on_gpu else 2**10, device=options.device)
     weight = torch.nn.Parameter(torch.zeros(3, device=options.device))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(options.steps):
+    nvml = Nvml()
+    nvml.start()
+    for step in range(options.steps):
+        if step == WARMUP:
+            began = time.perf_counter()
         optimizer.zero_grad()
-        for call, _known in cases.values():
-            call()
+        for name, (call, _known) in cases.items():
+            first.cos_()  # the device is busy while the events and the calls are launched
+            clocks[name].time(call)
         weight.sum().backward()
         optimizer.step()
-    busy = utilization()
-    about = {"torch": torch.__version__, "python": sys.version.split()[0], "nvml_busy_pct": busy}
-    if options.device != "cpu":
-        about["gpu"] = torch.cuda.get_device_name()
+    if on_gpu:
         torch.cuda.synchronize()
+    step_us = (time.perf_counter() - began) / (options.steps - WARMUP) * 1e6
+    truth = {name: {**known, "us": clocks[name].us()} for name, (_call, known) in cases.items()}
+    about = {"torch": torch.__version__, "python": sys.version.split()[0], "step_us": step_us, "calls": CALLS}
+    if on_gpu:
+        about |= {"gpu": torch.cuda.get_device_name(), "nvml_busy_pct": nvml.busy_pct()}
     options.out.write_text(json.dumps({"about": about, "cases": truth}))
 
 

@@ -36,7 +36,7 @@ EVENTS = [
         ],
     },
     {"kind": "compile", "count": 2, "step": 1, "duration_ns": 5 * MS},
-    {"kind": "device_step", "step": 2, "device_ns": 9 * MS},
+    {"kind": "device_step", "step": 2, "steps": [2, "x"], "device_ns": [9 * MS, 1]},
     {"kind": "gc", "generation": 2, "file": "/x/é\n.py", "line": 3},
 ]
 

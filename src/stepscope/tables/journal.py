@@ -119,10 +119,10 @@ def steps_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
 def _device_steps(rank: RawRank) -> dict[int, int]:
     found: dict[int, int] = {}
     for event in (event for event in rank.journal if event["kind"] == "device_step"):
-        step, told = integer(event.get("step")), length_ns(event.get("device_ns"))
-        duration = event["duration_ns"] if told is None else told
-        if step is not None and duration is not None:
-            found[step] = duration
+        steps, told = event.get("steps"), event.get("device_ns")
+        if isinstance(steps, list) and isinstance(told, list):
+            pairs = zip(map(integer, steps), map(length_ns, told), strict=False)
+            found.update({step: time for step, time in pairs if step is not None and time is not None})
     return found
 
 

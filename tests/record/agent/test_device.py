@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer, MemoryLog, Question, host_memory
+from stepscope.record.agent.step_readings import (
+    ASKED_EVERY_NS,
+    PENDING_LIMIT,
+    DeviceTimer,
+    MemoryLog,
+    Question,
+    host_memory,
+)
 from tests.record.agent.fake_agent import FakeAgent, row
 
 SECOND = 1_000_000_000
@@ -50,7 +57,7 @@ def timed(cuda: FakeCuda) -> tuple[FakeAgent, DeviceTimer, Any]:
 
     def step(number: int) -> None:
         cuda.position += 10
-        timer.step_edge(row(number, number * 100))
+        timer.step_edge(row(number, number * ASKED_EVERY_NS, ASKED_EVERY_NS))
 
     return agent, timer, step
 
@@ -62,10 +69,10 @@ def test_a_steps_device_time_is_written_once_the_device_has_passed_it(cuda: Fake
     assert agent.written == []
     cuda.reached = 20
     step(3)
-    assert [(event["step"], event["device_ns"]) for event in agent.of("device_step")] == [(1, 10_000_000)]
+    assert [(event["steps"], event["device_ns"]) for event in agent.of("device_step")] == [([1], [10_000_000])]
     cuda.reached = 100
     timer.drain()
-    assert [event["step"] for event in agent.written] == [1, 2, 3]
+    assert [event["steps"] for event in agent.written] == [[1], [2, 3]]
     assert agent.errors == []
 
 
@@ -81,7 +88,7 @@ def test_nothing_is_recorded_during_capture_or_under_the_users_profiler(cuda: Fa
     step(2)
     step(3)
     timer.drain()
-    assert [event["step"] for event in agent.written] == [3]  # the edge before step 2 was never recorded
+    assert [event["steps"] for event in agent.written] == [[3]]  # the edge before step 2 was never recorded
 
 
 def test_a_device_far_behind_does_not_pile_up_events(cuda: FakeCuda) -> None:

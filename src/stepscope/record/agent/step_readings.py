@@ -83,10 +83,12 @@ _new_row = tuple.__new__
 
 # Steps the device may run behind the host before edges are left out; bounds the events held.
 PENDING_LIMIT = 256
+# How often it is asked which edges the device has reached: a question to the driver, and a write, for many steps.
+ASKED_EVERY_NS = 100_000_000
 
 
 class DeviceTimer:
-    """Records an edge per step and writes `device_step` {step, device_ns} once the device has reached it."""
+    """Records an edge per step and writes `device_step` {steps, device_ns}, lists, once the device has reached them."""
 
     def __init__(self, guard: Guard, journal: Journal, is_paused: Callable[[], bool]) -> None:
         self._journal = journal
@@ -94,6 +96,7 @@ class DeviceTimer:
         self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._spare: list[Any] = []
+        self._asked_ns = 0
         build = getattr(sys.modules.get("torch"), "version", None)
         self.possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
         self.step_edge = guard.wrap("device", self._step_edge)
@@ -113,24 +116,29 @@ class DeviceTimer:
         if cuda is None or cuda.is_current_stream_capturing():
             self._last = None
             return
-        self._drain()
+        end = row.start_ns + row.wall_ns
+        if end - self._asked_ns >= ASKED_EVERY_NS or len(self._pending) >= PENDING_LIMIT // 2:
+            self._asked_ns = end
+            self._drain()
         if len(self._pending) >= PENDING_LIMIT:
             self._last = None
             return
         event = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
         event.record()
-        end = row.start_ns + row.wall_ns
         if self._last is not None and abs(row.start_ns - self._last[0]) < 1_000_000:
             self._pending.append((row.step, self._last[1], event))
         self._last = (end, event)
 
     def _drain(self) -> None:
         """Write what the device has finished; never waits."""
+        steps, device_ns = [], []
         while self._pending and self._pending[0][2].query():
             step, first, second = self._pending.popleft()
-            elapsed_ms = first.elapsed_time(second)
-            self._journal.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
+            steps.append(step)
+            device_ns.append(int(first.elapsed_time(second) * 1e6))
             self._spare.append(first)
+        if steps:
+            self._journal.write("device_step", step=steps[-1], steps=steps, device_ns=device_ns)
 
 
 NEVER = 1 << 62
