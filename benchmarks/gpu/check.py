@@ -46,6 +46,8 @@ OCCUPANCY_POINTS, SM_POINTS = 6.0, 15.0
 CLEAN = 0.10  # share of the step from which a finding on a clean script is a false alarm, as in the zoo
 RECORDING_SHARE, RECORDING_US = 0.01, 30.0  # of a step, whichever is more
 MOST_BYTES = 2_000_000  # of a recording that is kept
+KEPT = ("host-*/manifest.json", "rank-0/rank.json", "rank-0/steps.jsonl", "rank-0/events.jsonl", "rank-0/trace-*")
+TWIN = "twin.json"  # in a recording: mean ms of a step, planted and without, by the script's own clock
 BUDGET_S = {"truth": 40.0, "zoo": 170.0, "knobs": 130.0, "cost": 125.0}  # together below eight minutes
 LONG = 6.0  # times as long
 AT_ONCE = 3  # processes; one of them has the device, the others import or report
@@ -110,17 +112,19 @@ def start(setting: Setting, *words: str, environ: Mapping[str, str] = {}) -> str
 
 
 def record(setting: Setting, name: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The report of Python with `words` under `stepscope run`; its recording is kept where it is small."""
+    """The report of Python with `words` under `stepscope run`; what an analysis needs of it is kept where it is small."""
     folder = setting.out / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     report = setting.out / "runs" / f"{name}.json"
     line = ["-m", "stepscope", "run", "--quiet", "--out", str(folder), "--json", str(report), "--force", *options]
     start(setting, *line, "--", sys.executable, *words)
-    for trace in sorted(folder.glob("rank-0/trace-*"))[:1]:
-        if trace.stat().st_size < MOST_BYTES:
-            kept = setting.out / "recordings" / f"{name}.{trace.name.partition('.')[2]}"
-            kept.parent.mkdir(exist_ok=True)
-            shutil.copyfile(trace, kept)
+    kept = setting.out / "recordings" / name
+    shutil.rmtree(kept, ignore_errors=True)
+    parts = [part for pattern in KEPT for part in sorted(folder.glob(pattern))[:1]]
+    if sum(part.stat().st_size for part in parts) < MOST_BYTES:
+        for part in parts:
+            (kept / part.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(part, kept / part.relative_to(folder))
     document: dict[str, Any] = json.loads(report.read_text())
     return document
 
@@ -140,6 +144,8 @@ def truth(setting: Setting) -> Iterator[Row]:
     folder = setting.out / "runs" / "truth"
     tables = {name: table(setting, folder, name) for name in ("operators", "kernels")}
     known = json.loads(told.read_text())
+    if (kept := setting.out / "recordings" / "truth").exists():
+        shutil.copyfile(told, kept / told.name)
     yield from judge_work(known["cases"], tables, cpu=setting.small)
     yield from judge_gpu(report, known)
     yield from counters(setting, tables["kernels"])
@@ -281,6 +287,8 @@ def zoo(setting: Setting) -> Iterator[Row]:
             except (Failed, OSError, ValueError, KeyError) as error:
                 yield Row("zoo", name, str(error)[:100], "", FAIL)
                 continue
+            if (kept := setting.out / "recordings" / f"zoo-{name}").exists():
+                (kept / TWIN).write_text(json.dumps(times))
             for key, row in judge_case(name, report, expected, 1 - times[1] / times[0]).items():
                 scored[key] += row.verdict == PASS
                 yield row
