@@ -112,7 +112,7 @@ def start(setting: Setting, *words: str, environ: Mapping[str, str] = {}) -> str
 
 
 def record(setting: Setting, name: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The report of Python with `words` under `stepscope run`; what an analysis needs of it is kept where it is small."""
+    """The report of Python with `words` under `stepscope run`; what an analysis needs is kept where it is small."""
     folder = setting.out / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     report = setting.out / "runs" / f"{name}.json"
@@ -537,12 +537,12 @@ def main() -> None:
             for row in part(setting):
                 rows.append(row)
                 print(f"{row.verdict:5}{row.part}: {row.name}: {row.found}", file=sys.stderr, flush=True)
+                (out / "gpu.json").write_text(json.dumps([asdict(one) for one in rows], indent=1))
         except Exception as error:  # noqa: BLE001 - a row, never a traceback
             rows.append(Row(name, "the part itself", f"{type(error).__name__}: {error}"[:120], "runs", FAIL))
     show(rows)
     failed = sum(row.verdict == FAIL for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} rows pass; {out / 'gpu.json'}")
-    (out / "gpu.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
     sys.exit(1 if failed else 0)
 
 
