@@ -128,11 +128,10 @@ class GpuSummary(Struct, frozen=True):
     sm_efficiency_pct: Mean over the window of min(1, blocks per multiprocessor of the kernels that run). An estimate
         from the sizes of launches, not measured: it cannot see that a block waits for memory.
     achieved_occupancy_pct: Mean of an estimate for each kernel (warps held by warps that fit), weighted by time;
-        kernels without one do not count. It is the writer's, in whole percent. Where that has none or 0 %, which Kineto
-        writes for kernels with more than 48 KB of shared memory per block, it comes from the launch (grid, block,
-        registers, shared memory) and the device's limits by NVIDIA's rules, for NVIDIA's devices from Volta on. Not
-        measured: an uneven spread of blocks and their start and end are not in it. High occupancy is no need for high
-        speed.
+        kernels without one do not count. It is the writer's, in whole percent. Where that has none, or the 0 % that
+        Kineto writes for kernels with more than 48 KB of shared memory per block, it comes from the launch (grid,
+        block, registers, shared memory) and the device's limits by NVIDIA's rules, for NVIDIA's devices from Volta on.
+        Not measured: it takes every warp to last as long as its kernel. High occupancy is no need for high speed.
     tensor_core_pct: Part of summed kernel time in kernels whose names tell tensor cores (Volta to Blackwell) or AMD's
         matrix cores. It does not say how busy these are.
     tensor_core_plugin_pct: The same with the plugin's names, which end with Ampere.
