@@ -69,13 +69,20 @@ def step(number: int, *, gemm_us: float = 300) -> list[dict[str, Any]]:
     ]
 
 
-def write(path: Path, *, steps: int = 2, gemm_us: float = 300, more: list[dict[str, Any]] | None = None) -> Path:
-    """The trace as a file; a name that ends in .gz is packed."""
+def write(
+    path: Path,
+    *,
+    steps: int = 2,
+    gemm_us: float = 300,
+    more: list[dict[str, Any]] | None = None,
+    properties: dict[str, Any] | None = None,
+) -> Path:
+    """The trace as a file; a name that ends in .gz is packed. `properties` are what the device has besides."""
     events = [event for number in range(1, steps + 1) for event in step(number, gemm_us=gemm_us)] + (more or [])
     document = {
         "schemaVersion": 1,
         "baseTimeNanoseconds": BASE_NS,
-        "deviceProperties": [PROPERTIES],
+        "deviceProperties": [PROPERTIES | (properties or {})],
         "traceEvents": events,
     }
     data = json.dumps(document).encode()

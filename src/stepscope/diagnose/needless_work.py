@@ -37,6 +37,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WideGradients
+from stepscope.model.trace import OTHER_MAKERS
 
 
 class PASSES(Thresholds):
@@ -75,7 +76,6 @@ INPUT_TYPES = Need("types of operators' inputs in the trace", _trained(lambda ru
 INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda run: run.shapes))
 NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
 MIB = 1 << 20
-_OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
 
 
 def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
@@ -242,7 +242,7 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
         cost = conversion_ms + DOUBLES.saved * compute_ms
         # NVIDIA's GPUs that do 32 or 64 operations in float32 for one in float64
         known = [gpu for gpu in run.gpus if gpu.capability]
-        named = [gpu for gpu in known if not any(maker in (gpu.name or "") for maker in _OTHER_MAKERS)]
+        named = [gpu for gpu in known if not any(maker in (gpu.name or "") for maker in OTHER_MAKERS)]
         slow = run.on_device and any(gpu.capability not in DOUBLES.fast_capabilities for gpu in named)
         where, source = _places(doubles.lines, cost), _source(run)
         names = ", ".join(list(doubles.parts)[:3])

@@ -183,6 +183,10 @@ class SpanRef(Struct, frozen=True):
         return f"{self.worker}/span{self.span}"
 
 
+# In names of devices whose capability has the form of NVIDIA's and means something else.
+OTHER_MAKERS = ("AMD", "Radeon", "Instinct")
+
+
 class GpuProperties(Struct, frozen=True):
     """What a trace says of a device; None where it does not.
 

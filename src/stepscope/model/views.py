@@ -127,8 +127,11 @@ class GpuSummary(Struct, frozen=True):
         Copies and fills do not.
     sm_efficiency_pct: Mean over the window of min(1, blocks per multiprocessor of the kernels that run). An estimate
         from the sizes of launches, not measured: it cannot see that a block waits for memory.
-    achieved_occupancy_pct: Mean of the writer's estimate for each kernel (warps held by warps that fit), weighted by
-        time. High occupancy is no need for high speed.
+    achieved_occupancy_pct: Mean of an estimate for each kernel (warps held by warps that fit), weighted by time;
+        kernels without one do not count. It is the writer's, in whole percent. Where that has none, or the 0 % that
+        Kineto writes for kernels with more than 48 KB of shared memory per block, it comes from the launch (grid,
+        block, registers, shared memory) and the device's limits by NVIDIA's rules, for NVIDIA's devices from Volta on.
+        Not measured: it takes every warp to last as long as its kernel. High occupancy is no need for high speed.
     tensor_core_pct: Part of summed kernel time in kernels whose names tell tensor cores (Volta to Blackwell) or AMD's
         matrix cores. It does not say how busy these are.
     tensor_core_plugin_pct: The same with the plugin's names, which end with Ampere.
@@ -255,7 +258,8 @@ class KernelRow(Struct, frozen=True):
     max_ns: Longest.
     share: Of the summed kernel time of the table.
     blocks_per_sm: Blocks by multiprocessors, weighted by duration. Below 1, part of the GPU has no block.
-    occupancy_pct: The writer's estimate, weighted by duration; not measured.
+    occupancy_pct: An estimate, weighted by duration; not measured. Where it comes from is told at
+        `achieved_occupancy_pct` of a GPU. Missing where neither the writer nor the launch tells.
     launch_delay_ns: Mean from the start of the launch to the start of the kernel. Waiting behind earlier work is in it:
         long delays are good where the GPU is busy. Without graphs' replays.
     device: Number of the device; missing where the row has several.

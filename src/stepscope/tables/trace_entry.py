@@ -32,6 +32,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import INDEX, LAYOUT
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.read.trace import MISSING, Slices, Text
+from stepscope.tables import occupancy
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, covered_before, decode
 from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import Steps, chosen, step_at, trace_steps
@@ -398,10 +399,12 @@ def _tree(
 
 def _parts(trace: StoredTrace, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
     first = done = 0
+    devices = occupancy.devices(trace.index.metadata)
     for there in trace.parts:
         part = pl.read_parquet(there) if isinstance(there, Path) else there
         chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
         first += part.height
+        chosen = occupancy.completed(chosen, devices)
         yield _full("events", tree.slice(done, chosen.height).hstack(chosen.get_columns()), whose)
         done += chosen.height
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope import api
 from stepscope.analyze.views import kernels
 from stepscope.analyze.views.kernels import short_names
 from stepscope.analyze.views.kernels import uses_tensor_cores as uses
+from tests import gpu_traces
 from tests.analyze import shared_traces
 from tests.analyze.traces import US, Nested, base_of, tables
 
@@ -71,6 +74,61 @@ def test_figures_of_the_tensorboard_plugin(run: str) -> None:
             *("Name", "Tensor Cores Used", "Calls", "Total Duration (us)", "Mean Duration (us)", "Max Duration (us)"),
             *("Min Duration (us)", "Mean Blocks Per SM", "Mean Est. Achieved Occupancy (%)"),
         ]
+
+
+H200 = {
+    "name": "NVIDIA H200",
+    "computeMajor": 9,
+    "numSms": 132,
+    "regsPerMultiprocessor": 65536,
+    "sharedMemPerMultiprocessor": 233472,
+}
+# Launches: blocks, threads, registers, shared memory, Kineto's percent, expected percent.
+LAUNCHES = {
+    "sm80_xmma_gemm": (512, 256, 254, 67584, 0, 12.5),  # registers are for one block
+    "sm90_xmma_gemm": (120, 384, 168, 231424, 0, 100 * 120 / 132 * 12 / 64),  # 12 of the multiprocessors have none
+    "nvjet": (132, 384, 168, 188604, 0, 18.75),
+    "three_blocks": (9999, 128, 32, 57 * 1024, 0, 18.75),  # four but for what each reserves
+    "most_blocks": (9999, 32, 16, 0, None, 50),
+    "granules": (9999, 64, 200, 0, None, 12.5),  # a quarter has registers for two warps, not two and a half
+    "tiny": (1, 128, 16, 0, 0, 0),  # 0.05 %, which Kineto rounds
+    "writers_own": (132, 384, 168, 188604, 7, 7),
+    "no_registers": (132, 384, None, 188604, 0, None),
+    "too_many": (132, 1024, 255, 188604, 0, None),  # of registers for any block: not what ran
+}
+
+
+def occupancies(path: Path, properties: dict[str, Any]) -> dict[str, float | None]:
+    more = []
+    for number, (name, (blocks, threads, registers, shared, written, _)) in enumerate(LAUNCHES.items()):
+        one = gpu_traces.kernel(name, 1300 + 50 * number, 10, 100 + number)
+        one["args"] |= {"grid": [blocks, 1, 1], "block": [threads, 1, 1], "registers per thread": registers}
+        one["args"] |= {"shared memory": shared, "est. achieved occupancy %": written}
+        more.append(one)
+    file = gpu_traces.write(path / "a.pt.trace.json", more=more, properties=properties)
+    run = api.open_run(file, options=api.ReadOptions(cache=False))
+    found = {row.name: row.occupancy_pct for row in kernels.table(base_of(run.tables))}
+    return {name: found[name] for name in LAUNCHES}
+
+
+def test_an_occupancy_that_the_writer_could_not_make(tmp_path: Path) -> None:
+    assert occupancies(tmp_path, H200) == pytest.approx({name: launch[-1] for name, launch in LAUNCHES.items()})
+
+
+@pytest.mark.parametrize(
+    "properties", [{}, {**H200, "computeMajor": 6}, {**H200, "name": "AMD Radeon"}, {**H200, "warpSize": 64}]
+)
+def test_no_occupancy_without_the_rules_of_the_device(tmp_path: Path, properties: dict[str, Any]) -> None:
+    found = occupancies(tmp_path, properties)
+    assert {name for name, pct in found.items() if pct is not None} == {"writers_own"}
+
+
+def test_a_launch_without_an_occupancy_does_not_lower_the_mean() -> None:
+    trace = Nested()
+    for start, pct in ((0, 50.0), (20, None)):
+        kernel(trace, trace.kernel(start, 10, "gemm"), occupancy_percent=pct)
+    (row,) = kernels.table(base_of(trace.tables()))
+    assert row.occupancy_pct == pytest.approx(50)
 
 
 LAMBDA = "::{lambda()#1}::operator()() const::{lambda(float, float)#1}"

@@ -344,12 +344,13 @@ def test_the_plugins_figures(run: str) -> None:
         assert f"{found.gpu.memory_bytes / 2**30:.2f} GB" == expected["Memory"]
 
 
-# The plugin's own code on newer traces: utilisation, SM efficiency, achieved occupancy.
+# The plugin's own code on newer traces: utilisation, SM efficiency; and achieved occupancy, which is the plugin's where
+# no kernel takes more than 48 KB of shared memory. It has 32.46, 35.31 and 64.00 where some do, with 0 for these.
 NEWER = {
-    "hta/trace_diff/control/control.json.gz": (79.38091583525199, 59.20521304123595, 32.46431952517049),
+    "hta/trace_diff/control/control.json.gz": (79.38091583525199, 59.20521304123595, 33.57710691132615),
     "hta/df_index_resolver/df_index_resolver.json.gz": (56.26663643864844, 34.11788322931888, 31.95263325285138),
-    "hta/nccl_parser_config/nccl_data.json.gz": (23.26278028168871, 16.868842991905691, 35.31432866744887),
-    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": (90.27012231005102, 88.57437622319881, 64.00480540194175),
+    "hta/nccl_parser_config/nccl_data.json.gz": (23.26278028168871, 16.868842991905691, 37.78978593627434),
+    "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": (90.27012231005102, 88.57437622319881, 68.97259827608283),
 }
 
 

@@ -21,6 +21,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import has_ancestor
+from stepscope.model.trace import OTHER_MAKERS
 from stepscope.tables.arrays import NONE, Bools, flags
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
@@ -203,7 +204,7 @@ def has_tensor_cores(name: str | None, capability: str | None) -> bool:
     """NVIDIA from Volta on. AMD's traces give a number of the same form that means something else, and the GTX 16
     series is Turing without them."""
     major = (capability or "").partition(".")[0]
-    without = any(maker in (name or "") for maker in ("AMD", "Radeon", "Instinct", "GTX 16"))
+    without = any(maker in (name or "") for maker in (*OTHER_MAKERS, "GTX 16"))
     return major.isdigit() and int(major) >= FIRST_TENSOR_CORES and not without
 
 

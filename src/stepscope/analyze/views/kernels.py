@@ -118,7 +118,7 @@ def _kernels(span: Span) -> pl.DataFrame:
     """One row per kernel, those of collectives too: name and operator (codes of names), configuration, what `_sums`
     adds up, and `origin`, where to look up the user's line.
 
-    Blocks and occupancy are weighted by the duration in µs, as the plugin does with 0 for what is missing.
+    Blocks and occupancy are weighted by the duration in µs; blocks as the plugin does, with 0 for what is missing.
     """
     found = work(span)
     wanted = found.is_kernel
@@ -128,6 +128,7 @@ def _kernels(span: Span) -> pl.DataFrame:
     origin = np.where(found.launch >= 0, found.launch, found.operator)[wanted]
     names = span.names.codes
     duration = pl.Series(found.end_ns[wanted] - found.start_ns[wanted])
+    occupancy = span.series("occupancy_percent").gather(rows)
     delay = pl.Series(found.start_ns[wanted] - span.start_ns[np.maximum(launch, 0)])
     return pl.DataFrame(
         {
@@ -138,7 +139,8 @@ def _kernels(span: Span) -> pl.DataFrame:
             "device": found.device[wanted],
             **{name: span.series(column).gather(rows) for name, column in _CONFIGURATION.items()},
             "blocks": span.series("blocks_per_sm").gather(rows) * (duration / 1000),
-            "occupied": span.series("occupancy_percent").gather(rows) * (duration / 1000),
+            "occupied": occupancy * (duration / 1000),
+            "known_us": (duration / 1000).set(occupancy.is_null(), 0.0),
             "delay_ns": delay.set(pl.Series(launch < 0), None),
             "launches": (launch >= 0).astype(np.int64),
             "origin": origin,
@@ -154,7 +156,7 @@ def _named(span: Span, frame: pl.DataFrame) -> pl.DataFrame:
 
 def _sums(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     return rows.group_by(keys).agg(
-        pl.col("calls", "total_ns", "launches").sum(),
+        pl.col("calls", "total_ns", "launches", "known_us").sum(),
         pl.col("min_ns").min(),
         pl.col("max_ns").max(),
         *(known_sum(name) for name in ("blocks", "occupied", "delay_ns")),
@@ -170,8 +172,8 @@ def known_sum(name: str) -> pl.Expr:
 def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
-    us = total / 1000 or 1.0  # blocks and occupancy are weighted by it: 0 of kernels that take none
-    blocks, occupied = (row[name] / us if row[name] is not None else None for name in ("blocks", "occupied"))
+    weights = {"blocks": total / 1000 or 1.0, "occupied": row["known_us"] or 1.0}  # 0 of kernels that take no time
+    blocks, occupied = (None if row[name] is None else row[name] / us for name, us in weights.items())
     return KernelRow(
         name=row["name"],
         short_name=short,

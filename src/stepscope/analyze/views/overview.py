@@ -209,7 +209,7 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
         busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
         sm = _sm_pct(span, rows, np.asarray([start, end]))
         occupancy = _floats(span, "occupancy_percent", rows)
-        occupied = np.where((occupancy >= 0) & np.isfinite(occupancy), inside, 0)  # a missing one does not count
+        occupied = np.where(np.isfinite(occupancy), inside, 0)  # a missing one does not count
         mean = float((np.nan_to_num(occupancy) * occupied).sum() / max(int(occupied.sum()), 1))
         yield GpuSummary(
             span=span.ref,
