@@ -101,9 +101,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument(
-        "--once", action="store_true", help="run each case once, for a profiler of kernels, and no more"
-    )
+    parser.add_argument("--once", action="store_true", help="run each case once, for a profiler of kernels, and no more")
     options = parser.parse_args()
     take_turn()
     cases = {**products(options.device), **copies(options.device)}

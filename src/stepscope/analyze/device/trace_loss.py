@@ -35,8 +35,8 @@ class TraceLoss(Struct, frozen=True):
     named: Int64
     details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `run_loss` makes them per step
     labels: tuple[str, ...] | None = None  # texts to tell in place of the names of `named`, one for each row
-    held: Int64 = field(default_factory=lambda: np.empty(0, np.int64))  # host calls that make other work wait for it
     share_ns: Int64 | None = None  # ns of each step, where only a share of `times` is lost
+    held: Int64 = field(default_factory=lambda: np.empty(0, np.int64))  # host calls that make other work wait for it
 
     @property
     def per_step_ns(self) -> Int64:
