@@ -77,7 +77,9 @@ def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
     lines = attribution.heaviest_lines(
         ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces), LINES
     )
-    held = [(one.scene.base, one.scene.span, one.held, np.zeros(len(one.held), np.int64)) for one in pieces]
+    held = [
+        (one.scene.base, one.scene.span, one.held, np.zeros(len(one.held), np.int64)) for one in pieces if len(one.held)
+    ]
     return Loss(
         kind=kind,
         ns_per_step=float(per_step.mean()),
