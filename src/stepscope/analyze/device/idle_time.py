@@ -32,7 +32,7 @@ RETURN_NS = 10_000
 PENDING_NS = 100_000
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
-_HOLD = r"StreamWaitEvent$"  # tells a stream to wait for another one's event
+_HOLD = "StreamWaitEvent"  # tells a stream to wait for another one's event
 
 
 class Waits(Struct, frozen=True):
@@ -338,7 +338,10 @@ def _holding(scene: Scene, copies: Int64) -> Int64:
     was over, although its launch was earlier.
     """
     found, span = scene.found, scene.span
-    calls, kernels = host_rows(span, _HOLD), np.flatnonzero(found.is_kernel & (found.launch >= 0))
+    calls = np.flatnonzero(span.names.containing(_HOLD) & span.is_runtime)
+    kernels = np.flatnonzero(found.is_kernel & (found.launch >= 0))
+    if not len(calls):
+        return calls
     stream, thread = span.column("stream", found.rows), span.tracks.codes
     copies = copies[(found.launch[copies] >= 0) & ~np.isin(stream[copies], stream[found.is_kernel])]
     held = [np.empty(0, np.int64)]
