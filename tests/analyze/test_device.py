@@ -251,6 +251,72 @@ def test_a_line_is_exact_where_the_source_leaves_no_doubt(callee: str, started: 
     assert [(row.place.line, row.exact_line) for row in found.lines] == [(line, exact)]
 
 
+MODULES = """\
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.norm, self.heads = make(), nn.ModuleList()
+
+    def loss(self, x, y):
+        out = self.norm(
+            self.stem(x).half())
+        return F.mse_loss(out, y)
+
+    def either(self, x):
+        if self.fixed:
+            return self.norm(x)
+        x = [self.stem(row) for row in x]
+        return sum(head(row).item() for row in x)
+
+    def train(self, x):
+        stem = Stem().to(0)
+        criterion = nn.MSELoss()
+        for row in x:
+            out = stem(row)
+            loss = criterion(out, row)
+
+
+def steps(a, b):
+    a = F.relu(a)
+    b = F.relu(
+        F.relu(b))
+    return a @ b
+"""
+STEM, NORM = "nn.Module: Stem_0", "nn.Module: Norm_0"
+HALF = "<built-in method half of Tensor object at 0x1>"
+RELU = "torch/nn/functional.py(9): relu"
+
+
+@pytest.mark.parametrize(
+    ("function", "called", "lines"),
+    [
+        # by their order, whatever they are called; what else the function called are no modules
+        ("loss(9)", [STEM, HALF, NORM], [11, 10]),
+        ("loss(9)", [STEM, NORM], [9]),  # half() may be one
+        ("loss(9)", [STEM, HALF], [9, 11]),  # either of the two
+        ("either(14)", [STEM] * 3, [17]),  # more calls of one than the lines outside of loops make
+        ("either(14)", [STEM], [14]),
+        ("train(20)", [STEM, "nn.Module: MSELoss_0"] * 2, [24, 25]),  # by what they were made of
+        ("steps(28)", [RELU] * 3, [29, 31, 30]),
+        ("steps(28)", [RELU] * 2, [28]),
+    ],
+)
+def test_the_line_of_a_call_is_told_by_the_others_and_their_order(
+    function: str, called: list[str], lines: list[int]
+) -> None:
+    name, line = function.rstrip(")").split("(")
+    trace = Slices()
+    frame = trace.add("python_function", f"train.py({line}): {name}", 0, 100)
+    for number, callee in enumerate(called):
+        below = trace.add("python_function", callee, 10 * number + 1, 5, parent=frame)
+        trace.kernel(10 * number + 2, 10 - number, below=below)
+    found = some(analyze(tables(trace), {"/home/user/project/train.py": MODULES}).device_lines)
+    assert [row.place.line for row in found.lines] == lines
+
+
 def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
     trace = Slices()
     loss = trace.python("train.py(5): loss")

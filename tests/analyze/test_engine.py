@@ -19,7 +19,7 @@ from stepscope.analyze import analyze
 from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.source_lines import Lines
+from stepscope.engine.source_lines import Call, Lines
 from stepscope.engine.spans import texts
 from stepscope.model import PHASES, Analysis, DeviceLines, StepFacts
 from stepscope.tables.arrays import Int64, positions
@@ -206,7 +206,7 @@ def test_nothing_is_said_of_what_the_source_does_not_hold(file: str, function: s
 
 
 def test_the_only_call_of_a_name_is_its_line_also_from_within() -> None:
-    assert LINES.only_line("/t/train.py", "train", 8, "helper") == 9
+    assert LINES.only_line("/t/train.py", "train", 8, Call("helper")) == 9
 
 
 def train(**tables: Any) -> StepFacts:

@@ -200,6 +200,23 @@ def test_the_words_go_by_what_is_seen(
         assert "launch.short_kernels" not in seen
 
 
+@pytest.mark.parametrize(("begins", "stream", "told"), [(410, 9, True), (330, 9, False), (410, 7, False)])
+def test_where_the_device_waits_for_a_copy_on_a_stream_of_its_own(begins: float, stream: int, told: bool) -> None:
+    """Not where the next kernel began before the copy ended, or the copy lies on the stream of the kernels."""
+
+    def fill(scene: Scene) -> None:
+        to = scene.op("aten::to", 5, 20)
+        call = scene.call("cudaMemcpyAsync", 10, 5, to)
+        scene.work(PINNED_IN, 30, 370, launch=call, op=to, category="gpu_memcpy", bytes=3_000_000, stream=stream)
+        scene.call("cudaStreamWaitEvent", 42, 5, scene.python("torch/cuda/streams.py(65): wait_stream", 40, 10))
+        scene.kernel(SGEMM, begins, 500, launched=begins - 60)
+
+    source = f"{chr(10) * 9}def train(stream, other):\n    stream.wait_stream(other)\n"
+    finding = found(analyze(scenes.repeated(4, 1000, fill).tables(V100), {FILE: source}))[COPIES]
+    assert (Place(FILE, 11, "train") in finding.where) is told
+    assert ("sooner" in finding.fix) is told
+
+
 @pytest.mark.parametrize(
     ("rule", "fill", "length"),
     [

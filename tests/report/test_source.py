@@ -107,6 +107,18 @@ def test_a_changed_file_of_the_reader_is_quoted_and_marked_but_no_text_of_what_r
     assert reader.text(str(file)) is None
 
 
+def test_a_file_without_a_hash_that_is_younger_than_the_run_tells_no_lines_unless_named_for_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    file = str(root / "a.py")
+    os.utime(file, ns=(2 * 10**18, 2 * 10**18))
+    assert SourceReader(SourceFiles(), recorded_ns=3 * 10**18).text(file)
+    reader = SourceReader(SourceFiles(), recorded_ns=10**18)
+    assert (reader.text(file), reader.line(file, 1)) == (None, None)
+    assert SourceReader(SourceFiles((str(root),)), recorded_ns=10**18).text(file)
+
+
 @pytest.mark.parametrize("inside", [".", "deeper"])
 def test_the_readers_own_folder_and_its_git_root_need_no_hash(
     root: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,9 @@ from stepscope.diagnose.rule import (
     advice,
     always,
     at,
+    at_place,
     clip_share,
+    distinct,
     ms,
     rule,
     traced_confidence,
@@ -82,11 +84,12 @@ class ProfiledLoss(Struct, frozen=True):
 
     @property
     def where(self) -> tuple[Place, ...]:
-        return tuple(
+        lines = [
             replace(line.place, share=min(1.0, line.ns_per_step / self.loss.ns_per_step))
             for line in self.loss.lines[: DEVICE.lines_shown]
             if line.ns_per_step > 0
-        )
+        ]
+        return distinct([*lines, self.loss.held_at] if self.loss.held_at is not None else lines)
 
     @property
     def at(self) -> str:
@@ -506,7 +509,7 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
     cost_ns = seen.cost_ns - told_ns
     left = [one for one in ADVICE.copies if not told_ns or one.detail not in _PAGEABLE]
     kind = max(left, key=lambda one: seen.detail(one.detail))
-    rate = _rate(seen)
+    rate, held = _rate(seen), seen.loss.held_at
     yield seen.claim(
         title=kind.title.format(f"{cost_ns / 1e6:.1f} ms per step{f', at {rate:.1f} GB/s' if rate else ''}{seen.at}"),
         cost_ns=cost_ns,
@@ -519,7 +522,8 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
             *(seen.ms(one.evidence, seen.detail(one.detail)) for one in ADVICE.copies if seen.detail(one.detail) > 0),
             *_rate_evidence(seen),
         ),
-        fix=kind.fix.format(seen.at),
+        fix=kind.fix.format(seen.at)
+        + (f"; let the device wait for them no sooner than it uses them: it does{at_place(held)}" if held else ""),
         caveat="non_blocking=True from pinned memory returns before the copy is done: do not change the source "
         "until then, and do not use it towards the host without waiting for an event. Pinned memory cannot be "
         "swapped out.",

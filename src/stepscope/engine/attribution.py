@@ -15,8 +15,9 @@ import polars as pl
 from msgspec import Struct, field
 
 from stepscope.engine import slice_tree
+from stepscope.engine.source_lines import MANY, Call
 from stepscope.engine.spans import Base, Span, texts
-from stepscope.engine.user_code import Origin, called_by_name, origin_of, origins_of_stack
+from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
 from stepscope.tables.categories import OPERATORS
@@ -146,13 +147,73 @@ def trace_linked(
     return Found(found, below, ahead, backward)
 
 
-def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:
+def calls(base: Base, span: Span, called: Int64) -> Int64:
+    """For each of `called`, rows that the user's code calls, its number in `base.calls`; `NONE` for what is none."""
+    if "calls" not in span.kept:
+        span.kept["calls"] = _Calls(base, span)
+    made: _Calls = span.kept["calls"]
+    found = np.full(len(called), NONE, np.int64)
+    if len(made.rows):
+        at = np.minimum(np.searchsorted(made.rows, called), len(made.rows) - 1)
+        hit = np.flatnonzero(made.rows[at] == called)
+        keys, back = np.unique(made.keys[at[hit]], return_inverse=True)
+        numbers = Numbers((call, number) for number, call in enumerate(base.calls))
+        found[hit] = np.asarray([numbers[made.call(key)] for key in keys.tolist()], np.int64)[back]
+        base.calls[:] = numbers
+    return found
+
+
+class _Calls:
+    """The slices that the user's functions call in a trace, `rows`, with what tells their lines as one number each."""
+
+    def __init__(self, base: Base, span: Span) -> None:
+        tree = origins(base, span)
+        self.rows = np.flatnonzero(_entries(tree.user, tree.parent) >= 0)
+        caller, codes = tree.parent[self.rows], span.names.codes[self.rows].astype(np.int64)
+        self._names = [called_by_name(name) for name in span.names.values]
+        # any module is the next one: what the source names them by is not their classes
+        kinds: Numbers[str] = Numbers()
+        kind = [kinds[MODULE_CALL if name.startswith(MODULE_CALL) else name] for name in self._names]
+        turn, turns = _ordered(caller, np.asarray([*kind, NONE])[codes], span.start_ns[self.rows])
+        _, repeats = _ordered(caller, codes, span.start_ns[self.rows])
+        places = tree.user[caller].astype(np.int64)
+        pairs = np.unique(places * len(self._names) + codes)
+        others: dict[int, set[str]] = {}
+        for pair in pairs.tolist():
+            others.setdefault(pair // len(self._names), set()).add(self._names[pair % len(self._names)])
+        self._others = {place: frozenset(names) for place, names in others.items()}
+        self.keys = places * len(self._names) + codes
+        for count in (np.where(turns < MANY, turn, 0), turns, repeats):
+            self.keys = self.keys * (MANY + 1) + np.minimum(count, MANY)
+
+    def call(self, key: int) -> Call:
+        key, repeats = divmod(key, MANY + 1)
+        key, turns = divmod(key, MANY + 1)
+        key, turn = divmod(key, MANY + 1)
+        place, code = divmod(key, len(self._names))
+        return Call(self._names[code], turn, turns, repeats, self._others[place])
+
+
+def _ordered(caller: Int64, kind: Int64 | Int32, start: Int64) -> tuple[Int64, Int64]:
+    """Which one of its kind in its caller, by time, each call is, from 0; and how many of the kind the caller makes."""
+    order = np.lexsort((start, kind, caller))
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(caller[order]) != 0) | (np.diff(kind[order]) != 0)
+    begins = np.flatnonzero(first)
+    group = np.cumsum(first) - 1
+    turn, turns = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    turn[order] = np.arange(len(order)) - begins[group]
+    turns[order] = np.diff(np.append(begins, len(order)))[group]
+    return turn, turns
+
+
+def place(base: Base, index: int, call: int = NONE) -> tuple[Place, bool]:
     """The place, and whether its line is that of the call rather than of the definition.
 
     Args:
-        callee: name of the slice that the code there calls; where the source is known it tells the exact line.
+        call: the number of the call that the code there makes; where the source is known it tells the exact line.
     """
-    origin = _exact(base, base.places[index], callee)
+    origin = exact(base, index, call)
     return Place(origin.file, origin.line, origin.function), origin.exact
 
 
@@ -162,24 +223,21 @@ def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int6
         groups, rows, weights = groups[:0], rows[:0], weights[:0]
     found = trace_back(base, span, rows)
     hit = found.place >= 0
-    names = span.names
-    callee = np.where(found.called >= 0, names.codes[found.called], NONE)[hit]
+    call = calls(base, span, found.called[hit])
     sums = (
-        pl.DataFrame({"group": groups[hit], "place": found.place[hit], "callee": callee, "weight": weights[hit]})
-        .group_by("group", "place", "callee")
+        pl.DataFrame({"group": groups[hit], "place": found.place[hit], "call": call, "weight": weights[hit]})
+        .group_by("group", "place", "call")
         .agg(pl.col("weight").sum(), rows=pl.len().cast(pl.Int64))
     )
-    pairs = sums.select("place", "callee").unique()
-    origins = [
-        _exact(base, base.places[index], names.values[code] if code >= 0 else None) for index, code in pairs.iter_rows()
-    ]
+    pairs = sums.select("place", "call").unique()
+    origins = [exact(base, *pair) for pair in pairs.iter_rows()]
     pairs = pairs.with_columns(
         pl.Series("file", [origin.file for origin in origins], pl.String),
         pl.Series("line", [origin.line for origin in origins], pl.Int64),
         pl.Series("function", [origin.function for origin in origins], pl.String),
         pl.Series("exact", [origin.exact for origin in origins], pl.Boolean),
     )
-    return sums.join(pairs, on=["place", "callee"]).select("group", *_PLACE, "weight", "rows")
+    return sums.join(pairs, on=["place", "call"]).select("group", *_PLACE, "weight", "rows")
 
 
 def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
@@ -220,13 +278,13 @@ def place_of_row(row: Mapping[str, Any]) -> tuple[Place, bool]:
     return Place(row["file"], row["line"], row["function"]), bool(row["exact"])
 
 
-def _exact(base: Base, origin: Origin, callee: str | None) -> Origin:
+def exact(base: Base, index: int, call: int) -> Origin:
     """The origin with the line that makes the call, where its source tells which one it is."""
+    origin = base.places[index]
     if origin.exact or origin.guess:
         return origin
-    called = called_by_name(callee)
-    if called is not None:
-        line = base.lines.only_line(origin.file, origin.function, origin.line, called)
+    if call >= 0:
+        line = base.lines.only_line(origin.file, origin.function, origin.line, base.calls[call])
         if line is not None:
             return origin._replace(line=line, exact=True)
     first = base.lines.definition(origin.file, origin.function, origin.line)

@@ -6,13 +6,17 @@ A trace names a function by the line its definition starts on; a finding has to 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import builtins
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.samples import Samples, short
+from stepscope.engine.user_code import LIBRARY_PARTS, MODULE_CALL
 
 MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -43,6 +47,25 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
+MANY = 64  # calls of a function that is asked about: more are a loop's, whose number says no more
+
+
+class Call(NamedTuple):
+    """A call that a function made in a trace, and what tells the line of it.
+
+    `name` is the bare name called; that of an operator may be `aten::select`, that of a module `nn.Module: Linear`.
+    In the same run of the function it is number `turn` (from 0) of `turns` calls of the name, a module's of any
+    module, and one of `repeats` of the same slice name; none is more than `MANY`. 0 `turns` are not known. `others` are
+    the names of all that the function called.
+    """
+
+    name: str
+    turn: int = 0
+    turns: int = 0
+    repeats: int = 0
+    others: frozenset[str] = frozenset()
+
+
 class CallSite(Struct, frozen=True):
     """A line that makes a call, the loop around it if the source was at hand, and how the line was found."""
 
@@ -59,6 +82,7 @@ class Lines:
         self._samples = samples
         self._sources = sources
         self._tree = cache(self._parsed)
+        self._names = cache(lambda file: _Names(self._tree(file)))
         self._function = cache(self._find_function)
         self.only_line = cache(self._only_line)  # the same few calls are asked about slice by slice
 
@@ -89,21 +113,41 @@ class Lines:
             return CallSite(body[0].lineno, *_span(only[0]), "the only loop of the function")
         return None
 
-    def _only_line(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
-        """The line in `function` that calls `callee`, None where it is not the only one or cannot be found.
+    def _only_line(self, file: str, function: str, def_line: int | None, call: Call) -> int | None:
+        """The line in `function` that makes a call, None where several might or none is found.
 
-        The arguments are those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
+        The arguments are else those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
         scope = self._function(file, function, def_line)
-        name = callee.removeprefix("aten::")
-        found = {line for line, _ in _calls(scope, name, loop=False)}
-        if callee != name:
-            found |= _signs(scope, name.rstrip("_"))
+        if call.name.startswith(MODULE_CALL):
+            return self._line_of_module(file, scope, call)
+        name = call.name.removeprefix("aten::")
+        sign = name.rstrip("_") if call.name != name else ""
+        sites = _sites(scope, lambda node: _is_call(node, name) or _is_sign(node, sign))
+        found = {site.line for site in sites}
+        if len(found) > 1:
+            return _in_order(sites, call)
         calls = self._calls_sampled
         if not found and calls is not None:
             here = (pl.col("user_file") == file) & (pl.col("name") == function) & (pl.col("callee") == name)
             found = set(calls.filter(here & pl.col("line").is_not_null())["line"].to_list())
         return found.pop() if len(found) == 1 else None
+
+    def _line_of_module(self, file: str, scope: ast.AST | None, call: Call) -> int | None:
+        """A module has a name of the user's: its line is that of the only call which nothing else of the trace is."""
+        known = self._names(file)
+        sites = _sites(scope, lambda node: isinstance(node, ast.Call) and known.may_be_module(node.func, call.others))
+        # what a generator calls has the generator for its function
+        sites = [site for site in sites if site.loop is scope or not isinstance(site.loop, ast.GeneratorExp)]
+        outside = [site for site in sites if site.loop is None]
+        if call.repeats > len(outside):  # more calls of one module than the lines outside loops make
+            sites = [site for site in sites if site.loop is not None]
+        if len({site.line for site in sites}) > 1:
+            line = _in_order(sites, call)
+            if line is not None:
+                return line
+            sites = known.made_of(sites, call.name.removeprefix(MODULE_CALL))
+        return sites[0].line if len({site.line for site in sites}) == 1 else None
 
     def definition(self, file: str, function: str, line: int | None) -> int | None:
         """The line that `function` begins on, where `line` lies in it; None where its source is not at hand.
@@ -205,27 +249,108 @@ def _loops(scope: ast.AST | None) -> list[_Loop]:
     return [node for node, _ in _walk(scope) if isinstance(node, _LOOPS)]
 
 
-def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
-    found: list[tuple[int, _Loop | None]] = []
-    for node, inside in _walk(scope):
-        called = node.func if isinstance(node, ast.Call) else None
-        if not isinstance(node, ast.Call) or name not in (getattr(called, "attr", None), getattr(called, "id", None)):
+class _Site(NamedTuple):
+    line: int
+    loop: _Loop | None
+    called: ast.expr | None
+
+
+def _sites(scope: ast.AST | None, wanted: Callable[[ast.AST], bool]) -> list[_Site]:
+    """The nodes of a function that are wanted, in the order in which they are evaluated: inner ones first."""
+    found = []
+    for node, loop in _walk(scope):
+        if isinstance(node, ast.expr | ast.stmt) and wanted(node):
+            called = node.func if isinstance(node, ast.Call) else None
+            # the line Python reports: of a method call over several lines, the attribute's
+            line = called.end_lineno if isinstance(called, ast.Attribute) else None
+            ends = (node.end_lineno or 0, node.end_col_offset or 0, -node.lineno, -node.col_offset)
+            found.append((ends, _Site(line or node.lineno, loop, called)))
+    return [site for _, site in sorted(found, key=lambda pair: pair[0])]
+
+
+def _in_order(sites: list[_Site], call: Call) -> int | None:
+    """The line of a call where each of the sites, outside of loops, made one of those that there were."""
+    if call.turns != len(sites) or call.turns >= MANY or any(site.loop is not None for site in sites):
+        return None
+    return sites[call.turn].line
+
+
+class _Names:
+    """What the names of a file stand for, as far as its text says. Attributes begin with a dot."""
+
+    def __init__(self, tree: ast.Module | None) -> None:
+        self._functions: set[str] = set(dir(builtins))  # and classes, and modules' names: no modules of torch
+        self._stored: Counter[str] = Counter()
+        self._made: defaultdict[str, list[str]] = defaultdict(list)  # the classes of the values assigned
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._functions.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                package = (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else None
+                if package is None or package in LIBRARY_PARTS:
+                    self._functions.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.arg):
+                self._stored[node.arg] += 1
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                self._stored[_key(node)] += 1
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _class_of(node.value)) is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self._made[_key(target)].append(name)
+
+    def may_be_module(self, called: ast.expr, others: frozenset[str]) -> bool:
+        """Whether a module may be called so, in a function that called `others` in the trace."""
+        key = _key(called)
+        if not key or key in self._stored:
+            return True
+        root = called
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        name = key.removeprefix(".")
+        if name in others or name in self._functions or _key(root) in self._functions - self._stored.keys():
+            return False
+        return key != name or not name[:1].isupper()
+
+    def made_of(self, sites: list[_Site], name: str) -> list[_Site]:
+        """Without those that call what was made of another class, where at least one calls what is of class `name`."""
+        classes = [self._classes(_key(site.called)) for site in sites]
+        kept = [site for site, known in zip(sites, classes, strict=True) if known is None or name in known]
+        return kept if any(name in known for known in classes if known) else sites
+
+    def _classes(self, key: str) -> list[str] | None:
+        return self._made[key] if key in self._made and len(self._made[key]) == self._stored[key] else None
+
+
+def _key(node: ast.AST | None) -> str:
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _class_of(value: ast.expr | None) -> str | None:
+    """`Net` of `Net(1)` and of `nets.Net(1).to(device)`."""
+    while isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
+            value = value.func.value
             continue
-        # the line Python reports: of a method call over several lines, the attribute's
-        line = called.end_lineno if isinstance(called, ast.Attribute) else None
-        found.append((line or node.lineno, inside))
+        name = _key(value.func).removeprefix(".")
+        return name if name[:1].isupper() else None
+    return None
+
+
+def _is_call(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and _key(node.func).removeprefix(".") == name
+
+
+def _is_sign(node: ast.AST, operator: str) -> bool:
+    """Whether a node is an operator of torch by its sign."""
+    signs = node.ops if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
+    return any(isinstance(sign, _SIGNS.get(operator, ())) for sign in signs)
+
+
+def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
+    found = [(site.line, site.loop) for site in _sites(scope, lambda node: _is_call(node, name))]
     if loop:
         found.sort(key=lambda pair: pair[1] is None)
-    return found
-
-
-def _signs(scope: ast.AST | None, operator: str) -> set[int]:
-    wanted = _SIGNS.get(operator, ())
-    found: set[int] = set()
-    for node, _ in _walk(scope):
-        signs = node.ops if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
-        if any(isinstance(sign, wanted) for sign in signs):
-            found.add(int(getattr(node, "lineno", 0)))
     return found
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.journal import json_object
-from stepscope.engine.source_lines import Lines
+from stepscope.engine.source_lines import Call, Lines
 from stepscope.engine.user_code import Origin, UserCode, is_annotation
 from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.read.streams import natural
@@ -272,13 +272,16 @@ class Span:
 
 
 class Base(Struct, frozen=True):
-    """All spans, and what names the user's lines. `places` are the origins that were met so far."""
+    """All spans, and what names the user's lines. `places` and `calls` are what was met so far: origins, and calls
+    that their lines are of.
+    """
 
     tables: Tables
     spans: tuple[Span, ...]
     code: UserCode
     lines: Lines
     places: list[Origin] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
     @property
     def any_frames(self) -> bool:

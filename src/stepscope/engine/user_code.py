@@ -254,9 +254,9 @@ def callee_name(name: str) -> str:
     return name
 
 
-def called_by_name(name: str | None) -> str | None:
-    """What source calls a slice by; None for a module: a line with the name of its class makes one."""
-    return None if name is None or name.startswith(MODULE_CALL) else callee_name(name)
+def called_by_name(name: str) -> str:
+    """What source calls a slice by; of a module, which has a name of the user's there, `nn.Module: ` and its class."""
+    return MODULE_CALL * name.startswith(MODULE_CALL) + callee_name(name)
 
 
 class Origin(NamedTuple):

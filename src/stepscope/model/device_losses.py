@@ -75,6 +75,7 @@ class Loss(Struct, frozen=True):
         attention; `conversions_ns`, `first_ns`, `convolutions`: conversions of layouts, those at the first convolution
         of a step, and forward convolutions; `softmax_calls`: of attention; `runs_kernels`, `runs_ns`: all kernels of
         runs of pointwise ones.
+    held_at: Of copies on a stream of their own the line that makes the device's other work wait for them.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class Loss(Struct, frozen=True):
     lines: tuple[LossLine, ...]
     parts: dict[str, float]
     details: dict[str, float]
+    held_at: Place | None = None
 
 
 class DeviceLosses(Struct, frozen=True):

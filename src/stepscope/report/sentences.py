@@ -234,8 +234,11 @@ def line_footer(view: Mapping[str, Any]) -> str | None:
     said = []
     if any(row["guess"] for row in view["lines"]):
         said.append("library code: no code of yours is on the stack there, so this is a guess")
-    if any(not row["exact_line"] for row in view["lines"]):
+    whole = [row for row in view["lines"] if not row["exact_line"]]
+    if any(row.get("code") is None for row in whole):
         said.append("a line is where its function begins; --source-root DIR finds the call in it")
+    elif whole:
+        said.append("where several calls of a function may be meant, a line is where the function begins")
     return "; ".join(said) or None
 
 

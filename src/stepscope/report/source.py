@@ -34,6 +34,7 @@ class SourceReader:
         resolved = (os.path.realpath(root) for root in (*own_folders(), *files.roots) if os.path.isabs(root))
         # "/" as a root would hand every file of this machine to whoever wrote the manifest
         self._roots = tuple(root for root in resolved if root != os.sep)
+        self._named = tuple(os.path.realpath(root) + os.sep for root in files.roots if os.path.isabs(root))
         self._hashes = files.hashes
         self._recorded_ns = recorded_ns
         self._files: dict[str, tuple[list[str], bool] | None] = {}
@@ -46,14 +47,18 @@ class SourceReader:
     def text(self, file: str) -> str | None:
         """The whole text of `file` as it ran, with line feeds as line ends.
 
-        None where it may not or cannot be read, and where its hash says that it changed since.
+        None where it may not or cannot be read, and where it changed since: by its time alone only in folders that
+        nobody named for it, for a checkout elsewhere is always younger.
         """
         found = self._load(file)
-        return None if found is None or (found[1] and self._hash(file)) else "\n".join(found[0])
+        if found is None or (found[1] and (self._hash(file) or not os.path.realpath(file).startswith(self._named))):
+            return None
+        return "\n".join(found[0])
 
     def line(self, file: str, number: int | None) -> str | None:
-        """The text of one line (1-based), stripped, or None."""
-        lines = self.lines(file)
+        """The text of one line (1-based) as it ran, stripped, or None."""
+        text = self.text(file)
+        lines = text.split("\n") if text is not None else None
         if lines is None or number is None or not 1 <= number <= len(lines):
             return None
         return lines[number - 1].strip()[:MAX_LINE_CHARACTERS] or None

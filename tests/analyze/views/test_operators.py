@@ -61,7 +61,7 @@ def test_the_line_that_makes_a_module_is_not_the_one_that_calls_it(call: str) ->
     trace.operator("aten::mm", 20, 50, below, frame=below)
     row = rows(base_of(trace.tables(), {TRAIN: source}))["aten::mm"]
     assert row.place is not None
-    assert (row.place.line, row.place_exact) == ((1, False) if call == "Sequential" else (2, True))
+    assert (row.place.line, row.place_exact) == ((4, True) if call == "Sequential" else (2, True))
 
 
 def test_stacks_of_2021_come_from_the_operators_text() -> None:

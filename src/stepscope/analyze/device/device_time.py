@@ -27,7 +27,6 @@ from stepscope.engine.device_work import (
     work,
 )
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.user_code import called_by_name
 from stepscope.model import DeviceLine, DeviceLines, DeviceTime, Place, ReadingFacts, TraceFacts
 from stepscope.tables.arrays import NONE, Bools, decode
 from stepscope.tables.schema import Tables
@@ -176,10 +175,10 @@ def device_lines(base: Base) -> DeviceLines | None:
 
 
 def _attributed(base: Base, span: Span, on_device: bool) -> pl.DataFrame:
-    """(process, step, place, callee, way, name, reason, ns, events): the device work of a trace summed up, or without
+    """(process, step, place, call, way, name, reason, ns, events): the device work of a trace summed up, or without
     any the self time of its operators on the host.
 
-    `place` is -1 where there is none, for `reason`; `callee` is the name of what the place called, and `way` says how
+    `place` is -1 where there is none, for `reason`; `call` is the number of the call it made, and `way` says how
     its operator was found. Texts are codes until they are few.
     """
     if on_device:
@@ -208,33 +207,26 @@ def _attributed(base: Base, span: Span, on_device: bool) -> pl.DataFrame:
     columns = {
         "step": np.where(start >= 0, span.column("step", start), NONE),
         "place": found.place,
-        "callee": np.where(found.called >= 0, span.names.codes[found.called], NONE),
+        "call": attribution.calls(base, span, found.called),
         "name": span.names.codes[rows],
         "reason": reason,
         "way": pl.select(way.cast(pl.Categorical)).to_series(),
     }
     sums = pl.DataFrame({**columns, "ns": ns}).group_by(*columns).agg(pl.col("ns").sum(), events=pl.len())
-    texts = {"callee": span.names.values, "name": span.names.values, "reason": (*why, LIBRARIES)}
+    texts = {"name": span.names.values, "reason": (*why, LIBRARIES)}
     decoded = [decode(values, sums[name].to_numpy()).alias(name) for name, values in texts.items()]
     return sums.with_columns(pl.col("way").cast(pl.String), *decoded, process=pl.lit(span.ref.process))
 
 
 def _lines(base: Base, sums: pl.DataFrame, total_ns: int, steps: int | None) -> Iterator[DeviceLine]:
     """The lines of all attributed work, costliest first."""
-    pairs = sums.select("place", "callee").unique()
-    resolved = []
-    for index, callee in pairs.rows():
-        # the line in the function that makes the call, where its source tells which; else the definition's
-        place, called = base.places[index], called_by_name(callee)
-        if not (place.exact or place.guess or called is None):
-            line = base.lines.only_line(place.file, place.function, place.line, called)
-            place = place._replace(line=line, exact=True) if line is not None else place
-        resolved.append(place)
+    pairs = sums.select("place", "call").unique()
+    resolved = [attribution.exact(base, *pair) for pair in pairs.rows()]
     # numbered by name, so that equal costs always come in the same order
     lines = sorted(set(resolved), key=lambda line: (line.file, line.line or 0, line.function, line.exact))
     keys = {line: number for number, line in enumerate(lines)}
     pairs = pairs.with_columns(pl.Series("line", [keys[line] for line in resolved], dtype=pl.Int64))
-    sums = sums.join(pairs, on=["place", "callee"], nulls_equal=True)
+    sums = sums.join(pairs, on=["place", "call"])
     ways, tops = _nested(sums, "way"), _nested(sums, "name")
     by_line = sums.group_by("line").agg(pl.col("ns", "events").sum())
     for number, ns, events in by_line.sort(["ns", "line"], descending=[True, False]).rows():

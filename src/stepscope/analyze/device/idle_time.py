@@ -32,6 +32,7 @@ RETURN_NS = 10_000
 PENDING_NS = 100_000
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
+_HOLD = "StreamWaitEvent"  # tells a stream to wait for another one's event
 
 
 class Waits(Struct, frozen=True):
@@ -327,7 +328,37 @@ def from_host(idle: Idle) -> TraceLoss:
     pins = pinned_ns > 0
     named = np.concatenate([found.rows[slices], idle.pin_rows[pins]])
     rows, weights = np.concatenate([launches, idle.pin_rows[pins]]), np.concatenate([weights, pinned_ns[pins]])
-    return TraceLoss(scene, times, rows, weights, named, details)
+    return TraceLoss(scene, times, rows, weights, named, details, held=_holding(scene, slices[shown > 0]))
+
+
+def _holding(scene: Scene, copies: Int64) -> Int64:
+    """The calls that make the device wait for copies on a stream without kernels.
+
+    Of each copy the first call behind its launch on the same thread, if the kernel launched next began when the copy
+    was over, although its launch was earlier.
+    """
+    found, span = scene.found, scene.span
+    calls = np.flatnonzero(span.names.containing(_HOLD) & span.is_runtime)
+    kernels = np.flatnonzero(found.is_kernel & (found.launch >= 0))
+    if not len(calls):
+        return calls
+    stream, thread = span.column("stream", found.rows), span.tracks.codes
+    copies = copies[(found.launch[copies] >= 0) & ~np.isin(stream[copies], stream[found.is_kernel])]
+    held = [np.empty(0, np.int64)]
+    for track in np.unique(thread[found.launch[copies]]).tolist():
+        own, mine, behind = (
+            rows[thread[on] == track]
+            for rows, on in ((calls, calls), (copies, found.launch[copies]), (kernels, found.launch[kernels]))
+        )
+        own = own[np.argsort(span.start_ns[own])]
+        behind = behind[np.argsort(span.start_ns[found.launch[behind]])]
+        at = np.searchsorted(span.start_ns[own], span.start_ns[found.launch[mine]])
+        mine, own = mine[at < len(own)], own[at[at < len(own)]]
+        at = np.searchsorted(span.start_ns[found.launch[behind]], span.start_ns[own])
+        mine, own, first = mine[at < len(behind)], own[at < len(behind)], behind[at[at < len(behind)]]
+        late = found.start_ns[first] >= found.end_ns[mine]
+        held.append(own[late & (span.start_ns[found.launch[first]] < found.end_ns[mine])])
+    return np.unique(np.concatenate(held))
 
 
 def on_devices(idle: Idle) -> TraceLoss:

@@ -36,6 +36,7 @@ class TraceLoss(Struct, frozen=True):
     details: dict[str, float] = field(default_factory=dict)  # sums over the trace; `run_loss` makes them per step
     labels: tuple[str, ...] | None = None  # texts to tell in place of the names of `named`, one for each row
     share_ns: Int64 | None = None  # ns of each step, where only a share of `times` is lost
+    held: Int64 = field(default_factory=lambda: np.empty(0, np.int64))  # host calls that make other work wait for it
 
     @property
     def per_step_ns(self) -> Int64:
@@ -76,6 +77,9 @@ def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
     lines = attribution.heaviest_lines(
         ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces), LINES
     )
+    held = [
+        (one.scene.base, one.scene.span, one.held, np.zeros(len(one.held), np.int64)) for one in pieces if len(one.held)
+    ]
     return Loss(
         kind=kind,
         ns_per_step=float(per_step.mean()),
@@ -84,4 +88,5 @@ def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
         lines=tuple(LossLine(line.place, line.weight / steps, line.rows / steps, line.exact) for line in lines),
         parts={name: ns / steps for name, (_, ns) in zip(shown, ordered, strict=True)},
         details={name: value / steps for name, value in sorted(details.items())},
+        held_at=next((line.place for line in attribution.heaviest_lines(held, 1) if line.exact), None),
     )

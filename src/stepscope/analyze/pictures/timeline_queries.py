@@ -301,8 +301,8 @@ def _of_trace(timeline: Timeline, span: Span, row: int, track: str) -> SliceDeta
     place = None
     found = attribution.trace_back(base, span, np.asarray([begin], np.int64))
     if (index := int(found.place[0])) >= 0:
-        called, guess = int(found.called[0]), base.places[index].guess
-        where, _ = attribution.place(base, index, _name(span, called) if called >= 0 else None)
+        guess = base.places[index].guess
+        where, _ = attribution.place(base, index, int(attribution.calls(base, span, found.called)[0]))
         place = StackPlace(where, guess, None if guess else base.lines.text(where.file, where.line))
         notes += [_GUESS_NOTE] if guess else []
     # Python functions around a row, innermost first, or the call stack that its operator holds as text

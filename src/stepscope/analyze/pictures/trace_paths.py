@@ -22,8 +22,17 @@ from msgspec.structs import replace
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
+from stepscope.engine.source_lines import Call
 from stepscope.engine.spans import Span, texts
-from stepscope.engine.user_code import MAX_FRAMES, MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
+from stepscope.engine.user_code import (
+    MAX_FRAMES,
+    MODULE_CALL,
+    RECORDER,
+    RECORDER_WRAPPER,
+    called_by_name,
+    callee_name,
+    python_frame,
+)
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
@@ -274,7 +283,8 @@ class TraceNames:
         That of the frame itself where no single line is known, and for all other frames.
         """
         file = self._code.resolve(frame.file) if frame.kind == FUNCTION and not frame.exact else None
-        line = self._lines.only_line(file, frame.name, frame.line, callee_name(callee)) if file is not None else None
+        call = Call(called_by_name(callee))
+        line = self._lines.only_line(file, frame.name, frame.line, call) if file is not None else None
         return self.numbers[frame if line is None else frame._replace(line=line, exact=True)]
 
     def drawn(self) -> list[FlameFrame]:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant.training_steps import TrainingScene, outermost, summed
 from stepscope.engine import intervals
-from stepscope.engine.attribution import origins, place, trace_back
+from stepscope.engine.attribution import calls, origins, place, trace_back
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
@@ -346,11 +346,12 @@ def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
         copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
         rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
         own: dict[tuple[str, Place], list[int]] = {}  # by call and the user's line above it
-        for row, number in zip(rows.tolist(), trace_back(scene.base, span, rows).place.tolist(), strict=True):
+        by = trace_back(scene.base, span, rows)
+        made = calls(scene.base, span, by.called)
+        for row, number, made_by in zip(rows.tolist(), by.place.tolist(), made.tolist(), strict=True):
             if number >= 0:
-                code = names.codes[row]
-                where, _ = place(scene.base, number, names.values[code])
-                own.setdefault((called[code], where), []).append(row)
+                where, _ = place(scene.base, number, made_by)
+                own.setdefault((called[names.codes[row]], where), []).append(row)
         for key, mine in own.items():
             groups.setdefault(key, []).append((scene, mine))
     found = []

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.attribution import calls, place, trace_back
 from stepscope.engine.slice_tree import self_and_ancestors
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
@@ -577,14 +577,13 @@ LARGEST = 50  # blocks kept of those that stood at the peak, and as many of the 
 def spots(base: Base, span: Span, rows: Int64) -> tuple[Int64, tuple[_Line, ...]]:
     """Which line of the user's is around each row of a span, `NONE` for none, and the distinct lines."""
     found = trace_back(base, span, rows)
-    names, width = span.names, len(span.names.values) + 1
-    callee = np.where(found.called >= 0, names.codes[found.called], NONE)
-    keys, back = np.unique(np.where(found.place >= 0, found.place * width + callee + 1, NONE), return_inverse=True)
+    call = calls(base, span, found.called)
+    width = len(base.calls) + 1
+    keys, back = np.unique(np.where(found.place >= 0, found.place * width + call + 1, NONE), return_inverse=True)
     known: dict[_Line, int] = {}
     numbers = []
     for key in keys.tolist():
-        index, code = key // width, key % width - 1
-        where = place(base, index, names.values[code] if code >= 0 else None) if key >= 0 else None
+        where = place(base, key // width, key % width - 1) if key >= 0 else None
         numbers.append(known.setdefault(where, len(known)) if where is not None else NONE)
     return np.array(numbers, np.int64)[back], tuple(known)
 

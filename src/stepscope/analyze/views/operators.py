@@ -406,7 +406,7 @@ def _parsed(stack: str, code: UserCode) -> _Frames:
 
 def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int64]:
     """The distinct stacks of the user's functions around rows, and which one each has; `NONE` without one."""
-    tree, names = attribution.origins(base, span), span.names
+    tree = attribution.origins(base, span)
     number = np.zeros(len(rows), np.int64)  # of the stack so far
     at = rows
     levels: list[tuple[Int64, Int64]] = []
@@ -415,9 +415,9 @@ def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int6
         if (stop < 0).all():
             break
         place = np.where(stop >= 0, tree.user[np.maximum(stop, 0)], NONE).astype(np.int64)
-        callee = np.where(below >= 0, names.codes[np.maximum(below, 0)], NONE).astype(np.int64)
-        levels.append((place, callee))
-        step = (place + 1) * (len(names.values) + 1) + callee + 1
+        call = attribution.calls(base, span, below)
+        levels.append((place, call))
+        step = (place + 1) * (len(base.calls) + 1) + call + 1
         step = np.unique(step, return_inverse=True)[1]
         number = np.unique(number * (int(step.max()) + 1) + step, return_inverse=True)[1].astype(np.int64)
         at = np.where(stop >= 0, tree.parent[np.maximum(stop, 0)], NONE)
@@ -426,8 +426,8 @@ def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int6
     firsts = np.unique(number, return_index=True)[1]
     frames = [
         tuple(
-            attribution.place(base, int(place[first]), names.values[callee[first]] if callee[first] >= 0 else None)[0]
-            for place, callee in levels
+            attribution.place(base, int(place[first]), int(call[first]))[0]
+            for place, call in levels
             if place[first] >= 0
         )
         for first in firsts.tolist()
