@@ -30,6 +30,7 @@ SCENES: dict[str, tuple[float, Fill]] = {
     "launch.short_kernels": (1000, scenes.short_launches),
     "host.device_idle": (10_000, scenes.host_work),
     "transfer.host_to_device": (1000, scenes.batch_copies),
+    "transfer.made_on_host": (10_000, scenes.made_tensors),
     "compute.no_tensor_cores": (1000, scenes.products),
     "compute.attention_unfused": (1000, scenes.attention),
     "compute.layout_conversions": (1000, scenes.conversions),
@@ -273,10 +274,42 @@ def test_without_named_steps_one_rule_abstains_and_the_others_doubt() -> None:
     assert finding.caveat.startswith("The trace names no step")
 
 
-def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
-    analysis = analyze(scene("host.device_idle").tables(V100))
-    assert "host.device_idle" in found(analysis)
-    assert "host.device_idle" not in found(replace(analysis, python=()))
+def test_of_host_work_beside_sampled_stacks_operators_alone_are_told() -> None:
+    """Samples tell of Python, and nothing of the operators below it."""
+
+    def python(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 1000)
+        scene.python("random.py(3): shuffle", 1100, 6000)
+        scene.kernel(SGEMM, 7150, 2800)
+
+    for fill, told in ((scenes.host_work, True), (python, False)):
+        analysis = analysis_of(fill, 10_000)
+        assert "host.device_idle" in found(analysis)
+        assert ("host.device_idle" in found(replace(analysis, python=()))) is told
+
+
+@pytest.mark.parametrize(
+    ("fill", "fix"),
+    [
+        (partial(scenes.made_tensors, count=20, length=180), "device=cuda where"),
+        (partial(scenes.made_tensors, name="aten::stack"), "copy first"),
+    ],
+)
+def test_what_is_made_on_the_host_and_copied_is_one_loss_with_its_copies(fill: Fill, fix: str) -> None:
+    analysis = analysis_of(fill, 10_000)
+    for given in (analysis, replace(analysis, python=())):
+        told = found(given)
+        assert not {"transfer.host_to_device", "host.device_idle", "launch.short_kernels"} & set(told)
+        finding = told["transfer.made_on_host"]
+        assert fix in finding.fix
+        assert values(finding)["copies of what was made per step"] == 2
+        assert 4.5 < finding.cost_ms_per_step < 5  # the operators and both copies
+
+
+def test_a_batch_that_takes_longer_to_copy_than_to_make_is_told_as_copies() -> None:
+    told = found(analysis_of(partial(scenes.made_tensors, length=300), 10_000))
+    assert "transfer.host_to_device" in told
+    assert "transfer.made_on_host" not in told
 
 
 def test_tf32_comes_before_mixed_precision_where_the_device_has_it() -> None:

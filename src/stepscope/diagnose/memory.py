@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from stepscope.diagnose.device import ProfiledLoss, loss_rule
+from stepscope.diagnose.device import ProfiledLoss, loss_rule, made_for_copies
 from stepscope.diagnose.rule import (
+    CAUSES,
     ON_DEVICE,
     REPORT_FLOOR,
     STEPS,
@@ -169,10 +170,16 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
     settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
     allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
     huge = facts.huge_pages
+    # where tensors of as many bytes are made to be copied, their pages are what is mapped
+    faulted = facts.minor_per_step * facts.page_bytes
+    makers = [one for one in made_for_copies(analysis) if one.detail("copied_bytes") >= CAUSES.part * faulted]
+    where = makers[0].where if makers else ()
     yield Claim(
         title=f"{facts.minor_per_step:,.0f} page faults per step take {facts.cost_ms_per_step:.3g} ms: "
-        f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it",
+        f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it{at(*where)}",
         steps=train,
+        where=where,
+        key=None,
         cost_ms=facts.cost_ms_per_step,
         ceiling_ms=facts.at_most_ms_per_step,
         levels=("medium",),
