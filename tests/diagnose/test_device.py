@@ -288,6 +288,19 @@ def test_of_host_work_beside_sampled_stacks_operators_alone_are_told() -> None:
         assert ("host.device_idle" in found(replace(analysis, python=()))) is told
 
 
+def test_a_device_that_waits_for_one_operator_does_not_wait_for_launches() -> None:
+    """The operator is shorter than a gap must be whose cause is not known."""
+
+    def work(scene: Scene) -> None:
+        scenes.short_launches(scene)
+        scene.op("aten::sort", 1000, 850)
+        scene.kernel(SGEMM, 1900, 90)
+
+    told = found(analysis_of(work, 2000))
+    assert told["host.device_idle"].cost_ms_per_step == pytest.approx(0.9, rel=0.1)
+    assert told["launch.short_kernels"].cost_ms_per_step < 1.0  # the gaps between short kernels alone
+
+
 @pytest.mark.parametrize(
     ("fill", "fix"),
     [

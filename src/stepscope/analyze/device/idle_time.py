@@ -33,6 +33,8 @@ PENDING_NS = 100_000
 # Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap
 # is something else that runs on the host.
 LAUNCH_NS = 1_000_000
+# Nor does an operator that launches nothing take so long, unless it computes on the host.
+OPERATOR_NS = 250_000
 COVERING = 0.5  # of a long gap: what must cover it to be named as what ran in it
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
@@ -221,7 +223,7 @@ class Idle:
             for times in (making, self.rest)
         )
         copies_ns = np.bincount(of_copy, copies.lost_ns, len(found) + 1)
-        long = (made_ns > LAUNCH_NS) & (made_ns >= COVERING * np.maximum(rest_ns, copies_ns))
+        long = (made_ns > OPERATOR_NS) & (made_ns >= COVERING * np.maximum(rest_ns, copies_ns))
         times = intervals.intersect(making, Intervals(before.starts[long[of_gap]], before.ends[long[of_gap]]))
         rows = rows[intervals.covered(times, span.start_ns[rows], span.ends(rows)) > 0]
         return Made(times, rows, long[of_copy]) if len(rows) else nothing
@@ -504,7 +506,13 @@ class _Launches:
         preparing = self._preparing(clearing if self.zeros.any() else intervals.EMPTY)
         self.zeroing = intervals.subtract(preparing, self.optimizing)
         self.rest = intervals.subtract(idle.rest, intervals.merge(self.optimizing, self.zeroing))
-        self.rest_ns = intervals.covered(self.rest, idle.gaps.starts, idle.gaps.ends)
+        starts, ends = idle.gaps.starts, idle.gaps.ends
+        self.rest_ns = intervals.covered(self.rest, starts, ends)
+        rows = idle.host_operators()
+        computing = self.span.times(rows[self.span.duration_ns[rows] > OPERATOR_NS])
+        computing_ns = intervals.covered(intervals.intersect(self.rest, computing), starts, ends)
+        self.long = self.rest_ns > LAUNCH_NS
+        self.long |= (computing_ns > OPERATOR_NS) & (computing_ns >= COVERING * self.rest_ns)
 
     def _times(self, pattern: str) -> Intervals:
         return self.span.times(host_rows(self.span, pattern))
@@ -575,7 +583,7 @@ class _Launches:
         """Short gaps in which the host prepared the launch that ended them: in compiled functions, or elsewhere."""
         idle, found = self.idle, self.found
         gaps = idle.gaps
-        prepared = idle.starved & (self.rest_ns <= LAUNCH_NS) & (self.rest_ns > 0)
+        prepared = idle.starved & ~self.long & (self.rest_ns > 0)
         chosen = np.flatnonzero(prepared & (self.scene.step_of(gaps.ends - 1) >= 0))
         functions = flags(len(self.span), host_rows(self.span, _COMPILED))
         chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], functions) == compiled]
@@ -601,7 +609,7 @@ class _Launches:
         known = intervals.intersect(self.rest, intervals.subtract(times, calls))
         lengths = intervals.covered(known, gaps.starts, gaps.ends)
         ended = idle.starved | ((idle.launch < 0) & ~idle.in_graph)
-        return known, np.flatnonzero((self.rest_ns > LAUNCH_NS) & (lengths > 0) & ended), lengths
+        return known, np.flatnonzero(self.long & (lengths > 0) & ended), lengths
 
     def operating(self) -> TraceLoss:
         """Of long gaps those that pass in operators that launch nothing."""
@@ -620,7 +628,7 @@ class _Launches:
         known, chosen, lengths = self._long(intervals.merge(host.operators, host.python))
         longest = np.sort(chosen[np.argsort(-lengths[chosen], kind="stable")][:LONG_GAPS])
         # what can cover most of a long gap, without the steps themselves
-        slices = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
+        slices = host.rows[span.duration_ns[host.rows] >= COVERING * OPERATOR_NS]
         slices = slices[~span.is_runtime[slices] & ~span.names.starting("ProfilerStep#")[slices]]
         starts, ends = span.start_ns[slices], span.ends(slices)
         rows = np.full(len(longest), NONE, np.int64)  # the innermost of the slices that covers most of each gap
