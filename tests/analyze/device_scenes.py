@@ -237,6 +237,22 @@ def allocations(scene: Scene) -> None:
     scene.kernel(SGEMM, 540, 400)
 
 
+def gives_back(scene: Scene, *, call: str = "cudaFree", below: str = "", again: str = "cudaMalloc") -> None:
+    """A step of 1000 that waits for its device, frees for 200 and gets memory for 100.
+
+    In `empty_cache()`, or where an operator `below` that frees finds no room for its result.
+    """
+    scene.kernel(SGEMM, 10, 300)
+    function = "torch/cuda/memory.py(212): empty_cache"
+    freeing = scene.op(below, 20, 510) if below else scene.python(function, 20, 510)
+    scene.call("cudaDeviceSynchronize", 25, 287, freeing)
+    scene.call(call, 313, 100, freeing)
+    scene.call(call, 420, 100, freeing)
+    empty = scene.op("aten::empty", 540, 110)
+    scene.call(again, 545, 100, empty)
+    scene.kernel(SGEMM, 660, 330)
+
+
 def host_work(scene: Scene) -> None:
     """A step of 10 ms in which the host sorts for 6 ms and launches nothing."""
     scene.kernel(SGEMM, 10, 1000)

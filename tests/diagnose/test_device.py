@@ -152,6 +152,7 @@ def beside_work(scene: Scene) -> None:
 
 TENSORS, LAYOUT, COPIES = "compute.no_tensor_cores", "compute.layout_conversions", "transfer.host_to_device"
 OPTIMIZER, TILES, ON_DEVICE = "launch.unfused_optimizer", "compute.sizes_off_tiles", "transfer.device_to_device"
+ALLOCATING = "memory.allocator_in_steps"
 copies = partial(partial, scenes.batch_copies)
 PIN = ["loader.pin_memory"]
 
@@ -181,6 +182,23 @@ PIN = ["loader.pin_memory"]
         (COPIES, copies(name=PINNED_IN, wait=False), "Nothing hides copies", "Copy the next batch while", [], 0.3),
         (COPIES, copies(name="Memcpy HtoD (Host -> Device)"), "Copies from the host", "not tell whether", PIN, 0.3),
         (COPIES, pinned_by_hand, "Pinning memory on the training thread", "thread of its own", PIN, 0.3),
+        (ALLOCATING, scenes.gives_back, "torch.cuda.empty_cache() in the steps", "empty_cache() out of", [], 0.3),
+        (
+            ALLOCATING,
+            partial(scenes.gives_back, call="cuMemUnmap", again="cuMemMap"),
+            "by cuMemUnmap and cuMemMap",
+            "empty_cache() out of",
+            [],
+            0.3,
+        ),
+        (
+            ALLOCATING,
+            partial(scenes.gives_back, below="aten::empty"),
+            "does not find a block",
+            "it is at its limit",
+            ["allocator.conf"],
+            0.3,
+        ),
         (ON_DEVICE, scenes.copies_within, "Copies within the device take 0.3 ms", "Leave out what copies", [], 0.3),
         (ON_DEVICE, partial(scenes.copies_within, name=scenes.BETWEEN), "Copies between devices", "Keep what", [], 0.3),
     ],
@@ -194,8 +212,8 @@ def test_the_words_go_by_what_is_seen(
     assert fix in finding.fix
     assert [item.knob for item in finding.try_] == knobs
     assert cost_ms is None or finding.cost_ms_per_step == pytest.approx(cost_ms, abs=0.04)
-    if rule == COPIES:
-        assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand
+    if rule in (COPIES, ALLOCATING):
+        assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand or rule == ALLOCATING
         assert "sync.host_waits" not in seen
     if rule == OPTIMIZER:
         assert "launch.short_kernels" not in seen

@@ -574,7 +574,7 @@ def made_on_host(analysis: Analysis) -> Iterator[Claim]:
 
 def _made_on_host(seen: ProfiledLoss) -> Claim:
     copies_ns, maker = seen.detail("lost_to_copies_ns"), seen.top
-    new = next((f"device={CUDA.find(seen.analysis) or 'the device'}" for name in seen.loss.parts if _NEW.match(name)), "")
+    device = CUDA.find(seen.analysis) or "the training's"
     ahead = (
         "make them ahead of the step, in a DataLoader's workers or a thread, in pinned memory, and copy with "
         "non_blocking=True"
@@ -589,8 +589,8 @@ def _made_on_host(seen: ProfiledLoss) -> Claim:
             *seen.parts("lost to {}"),
             *_rate_evidence(seen),
         ),
-        fix=f"Make them on the device{seen.at}: {new} where the tensor is created; or {ahead}"
-        if new
+        fix=f"Make them on the device{seen.at}: device={device} where the tensor is created; or {ahead}"
+        if any(map(_NEW.match, seen.loss.parts))
         else f"Do this work on the device{seen.at}: copy first, then compute; or {ahead}",
         caveat="The device's random numbers are others than the host's with the same seed."
         if any(map(_DRAWS.match, seen.loss.parts))

@@ -38,6 +38,7 @@ OPERATOR_NS = 250_000
 COVERING = 0.5  # of a long gap: what must cover it to be named as what ran in it
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
+_EMPTY_CACHE = r"^<built-in function _cuda_emptyCache>$|(^|/)torch/cuda/memory\.py\(\d+\): empty_cache$"
 
 
 class Waits(Struct, frozen=True):
@@ -86,8 +87,8 @@ class Idle:
     ended because the host launched something: the call was not over when the queue ran empty.
 
     `calls` are rows of the runtime or driver, `pin_rows` operators of the training thread that pin memory, `pinning` is
-    idle time meanwhile. `waits_in` are waits for copies from the host, `waits` all others. `made` is when the host makes
-    what it copies next. `rest` is what nothing else explains: the host prepares a launch.
+    idle time meanwhile. `waits_in` are waits for copies from the host, `waits` all others. `made` is when the host
+    makes what it copies next. `rest` is what nothing else explains: the host prepares a launch.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -122,11 +123,12 @@ class Idle:
         around = around[around >= 0]
         below = np.isin(span.parent[self.calls], around[span.is_operator[around]])
         copying = span.times(np.union1d(self.calls[below], launches))
+        # the allocator's calls are no consequence of a wait before them
+        told = intervals.merge(self._other_causes, self.pinning)
+        self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), told)
         self.waits_in = self._waits(intervals.intersect(host.synchronizing, copying), EMPTY)
         self.waits = self._waits(intervals.subtract(host.synchronizing, copying), self.waits_in.idle)
-        waited = intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
-        self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), waited)
-        told = intervals.merge(waited, host.synchronizing, self._allocating, host.io)
+        told = intervals.merge(told, self.waits.idle, self.waits_in.idle, host.synchronizing, self._allocating, host.io)
         self.rest = intervals.subtract(gaps, told)
         self.copies_in = self._copies_in()
         self.made = self._made()
@@ -159,7 +161,7 @@ class Idle:
         behind, reach = behind[caused], np.maximum(reach, behind)[caused]
         known = np.flatnonzero((found.launch >= 0) & self._first)
         pending = intervals.union(span.ends(found.launch[known]) + PENDING_NS, found.start_ns[known])
-        told = intervals.merge(self._other_causes, pending, self.pinning, told)
+        told = intervals.merge(self._other_causes, pending, self.pinning, self._allocating, told)
         after = intervals.subtract(intervals.union(behind, reach), told)
         after = intervals.subtract(after, self.scene.host.synchronizing)
         under = intervals.subtract(intervals.intersect(gaps, waits), told)
@@ -247,13 +249,33 @@ class Idle:
         return TraceLoss(scene, times, rows, weights[chosen], self.operators(rows), details)
 
     def allocating(self) -> TraceLoss:
-        """Calls that get or give back device memory while the device idles."""
-        span, times = self.scene.span, intervals.intersect(self._allocating, self.scene.inside)
+        """Calls that get or give back device memory while the device idles.
+
+        What gets memory behind an `empty_cache()` does so because of it.
+        """
+        span, host, times = self.scene.span, self.scene.host, intervals.intersect(self._allocating, self.scene.inside)
         starts, ends = span.start_ns[self.calls], span.ends(self.calls)
         weights = intervals.covered(times, starts, ends)
-        chosen = (weights > 0) & (intervals.covered(self.scene.host.allocating, starts, ends) > 0)
-        rows = self.calls[chosen]
-        return TraceLoss(self.scene, times, rows, weights[chosen], rows)
+        chosen = (weights > 0) & (intervals.covered(host.allocating, starts, ends) > 0)
+        rows, weights = self.calls[chosen], weights[chosen]
+        freed = host.rows[host.freeing]
+        emptied = freed[self._emptying(freed)]
+        emptied = emptied[np.argsort(span.start_ns[emptied], kind="stable")]
+        at = np.searchsorted(span.start_ns[emptied], span.start_ns[rows], side="right")
+        causes = np.append(emptied, NONE)[at - 1]  # the last one before each, NONE before the first
+        details = {
+            "emptied_ns": float(weights[causes >= 0].sum()),
+            "freed_ns": float(weights[np.isin(rows, freed)].sum()),
+        }
+        return TraceLoss(self.scene, times, np.where(causes >= 0, causes, rows), weights, rows, details)
+
+    def _emptying(self, freed: Int64) -> Bools:
+        """Which of these calls `empty_cache()` makes: without Python's functions those that no operator asked for."""
+        span, host = self.scene.span, self.scene.host
+        if host.sorts["functions"].any():
+            return has_ancestor(span.parent, freed, flags(len(span), host_rows(span, _EMPTY_CACHE)))
+        asking = np.union1d(host.rows[host.sorts["operators"]], host_rows(span, _COMPILED))
+        return ~has_ancestor(span.parent, freed, flags(len(span), asking))
 
     def operators(self, rows: Int64) -> Int64:
         """The rows of the outermost operators around each call, else the call's.
