@@ -655,8 +655,10 @@ class _Launches:
         starts, ends = span.start_ns[slices], span.ends(slices)
         rows = np.full(len(longest), NONE, np.int64)  # the innermost of the slices that covers most of each gap
         for number, (begin, end) in enumerate(zip(gaps.starts[longest], gaps.ends[longest], strict=True)):
-            over = np.minimum(ends, end) - np.maximum(starts, begin)
-            covering = slices[over >= COVERING * (end - begin)]
+            # but for what is told as making tensors
+            first, last = np.append(np.maximum(starts, begin), begin), np.append(np.minimum(ends, end), end)
+            over = last - first - intervals.covered(self.idle.made.times, first, np.maximum(first, last))
+            covering = slices[over[:-1] >= COVERING * over[-1]]
             if len(covering):
                 rows[number] = covering[np.lexsort((covering, span.duration_ns[covering]))[0]]
         longest, rows = longest[rows >= 0], rows[rows >= 0]
