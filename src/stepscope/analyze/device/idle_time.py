@@ -259,7 +259,7 @@ class Idle:
         chosen = (weights > 0) & (intervals.covered(host.allocating, starts, ends) > 0)
         rows, weights = self.calls[chosen], weights[chosen]
         freed = host.rows[host.freeing]
-        emptied = freed[self._emptying(freed)]
+        emptied = freed[self._emptying(freed)] if len(freed) else freed
         emptied = emptied[np.argsort(span.start_ns[emptied], kind="stable")]
         at = np.searchsorted(span.start_ns[emptied], span.start_ns[rows], side="right")
         causes = np.append(emptied, NONE)[at - 1]  # the last one before each, NONE before the first
@@ -455,10 +455,10 @@ def _of_made(idle: Idle) -> Int64:
 
 def _copied(scene: Scene, slices: Int64) -> dict[str, float]:
     found = scene.found
-    size = np.maximum(scene.span.column("bytes", found.rows[slices]), 0)
+    sizes = scene.span.column("bytes", found.rows[slices]) if len(slices) else slices
     return {
         "copied_ns": float((found.end_ns - found.start_ns)[slices].sum()),
-        "copied_bytes": float(size.sum()),
+        "copied_bytes": float(np.maximum(sizes, 0).sum()),
     }
 
 
