@@ -216,6 +216,18 @@ def batch_copies(scene: Scene, name: str = PAGEABLE_IN, *, wait: bool = True) ->
     scene.kernel(SGEMM, 330, 600, launched=325 if at_once and not wait else 5)
 
 
+def made_tensors(scene: Scene, *, name: str = "aten::randn", count: int = 1, length: float = 4000) -> None:
+    """A step of 10 ms in which operators of the host, `count` of `length`, make what is copied next."""
+    scene.kernel(SGEMM, 10, 1000)
+    for number in range(count):
+        scene.op(name, 1100 + number * (length + 20), length)
+    for begin in (5200, 5700):
+        to = scene.op("aten::to", begin, 420)
+        call = scene.call("cudaMemcpyAsync", begin + 10, 400, to)
+        scene.work(PAGEABLE_IN, begin + 50, 350, launch=call, op=to, category="gpu_memcpy", bytes=2_000_000)
+    scene.kernel(SGEMM, 6200, 3700)
+
+
 def allocations(scene: Scene) -> None:
     """A step of 1000 that frees and gets device memory while the device idles."""
     scene.kernel(SGEMM, 10, 300)
@@ -223,6 +235,22 @@ def allocations(scene: Scene) -> None:
     scene.call("cudaFree", 325, 100, empty)
     scene.call("cudaMalloc", 425, 100, empty)
     scene.kernel(SGEMM, 540, 400)
+
+
+def gives_back(scene: Scene, *, call: str = "cudaFree", below: str = "", again: str = "cudaMalloc") -> None:
+    """A step of 1000 that waits for its device, frees for 200 and gets memory for 100.
+
+    In `empty_cache()`, or where an operator `below` that frees finds no room for its result.
+    """
+    scene.kernel(SGEMM, 10, 300)
+    function = "torch/cuda/memory.py(212): empty_cache"
+    freeing = scene.op(below, 20, 510) if below else scene.python(function, 20, 510)
+    scene.call("cudaDeviceSynchronize", 25, 287, freeing)
+    scene.call(call, 313, 100, freeing)
+    scene.call(call, 420, 100, freeing)
+    empty = scene.op("aten::empty", 540, 110)
+    scene.call(again, 545, 100, empty)
+    scene.kernel(SGEMM, 660, 330)
 
 
 def host_work(scene: Scene) -> None:

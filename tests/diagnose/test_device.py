@@ -30,6 +30,7 @@ SCENES: dict[str, tuple[float, Fill]] = {
     "launch.short_kernels": (1000, scenes.short_launches),
     "host.device_idle": (10_000, scenes.host_work),
     "transfer.host_to_device": (1000, scenes.batch_copies),
+    "transfer.made_on_host": (10_000, scenes.made_tensors),
     "compute.no_tensor_cores": (1000, scenes.products),
     "compute.attention_unfused": (1000, scenes.attention),
     "compute.layout_conversions": (1000, scenes.conversions),
@@ -151,6 +152,7 @@ def beside_work(scene: Scene) -> None:
 
 TENSORS, LAYOUT, COPIES = "compute.no_tensor_cores", "compute.layout_conversions", "transfer.host_to_device"
 OPTIMIZER, TILES, ON_DEVICE = "launch.unfused_optimizer", "compute.sizes_off_tiles", "transfer.device_to_device"
+ALLOCATING = "memory.allocator_in_steps"
 copies = partial(partial, scenes.batch_copies)
 PIN = ["loader.pin_memory"]
 
@@ -180,6 +182,23 @@ PIN = ["loader.pin_memory"]
         (COPIES, copies(name=PINNED_IN, wait=False), "Nothing hides copies", "Copy the next batch while", [], 0.3),
         (COPIES, copies(name="Memcpy HtoD (Host -> Device)"), "Copies from the host", "not tell whether", PIN, 0.3),
         (COPIES, pinned_by_hand, "Pinning memory on the training thread", "thread of its own", PIN, 0.3),
+        (ALLOCATING, scenes.gives_back, "torch.cuda.empty_cache() in the steps", "empty_cache() out of", [], 0.3),
+        (
+            ALLOCATING,
+            partial(scenes.gives_back, call="cuMemUnmap", again="cuMemMap"),
+            "by cuMemUnmap and cuMemMap",
+            "empty_cache() out of",
+            [],
+            0.3,
+        ),
+        (
+            ALLOCATING,
+            partial(scenes.gives_back, below="aten::empty"),
+            "does not find a block",
+            "it is at its limit",
+            ["allocator.conf"],
+            0.3,
+        ),
         (ON_DEVICE, scenes.copies_within, "Copies within the device take 0.3 ms", "Leave out what copies", [], 0.3),
         (ON_DEVICE, partial(scenes.copies_within, name=scenes.BETWEEN), "Copies between devices", "Keep what", [], 0.3),
     ],
@@ -193,8 +212,8 @@ def test_the_words_go_by_what_is_seen(
     assert fix in finding.fix
     assert [item.knob for item in finding.try_] == knobs
     assert cost_ms is None or finding.cost_ms_per_step == pytest.approx(cost_ms, abs=0.04)
-    if rule == COPIES:
-        assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand
+    if rule in (COPIES, ALLOCATING):
+        assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand or rule == ALLOCATING
         assert "sync.host_waits" not in seen
     if rule == OPTIMIZER:
         assert "launch.short_kernels" not in seen
@@ -290,10 +309,55 @@ def test_without_named_steps_one_rule_abstains_and_the_others_doubt() -> None:
     assert finding.caveat.startswith("The trace names no step")
 
 
-def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
-    analysis = analyze(scene("host.device_idle").tables(V100))
-    assert "host.device_idle" in found(analysis)
-    assert "host.device_idle" not in found(replace(analysis, python=()))
+def test_of_host_work_beside_sampled_stacks_operators_alone_are_told() -> None:
+    """Samples tell of Python, and nothing of the operators below it."""
+
+    def python(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 1000)
+        scene.python("random.py(3): shuffle", 1100, 6000)
+        scene.kernel(SGEMM, 7150, 2800)
+
+    for fill, told in ((scenes.host_work, True), (python, False)):
+        analysis = analysis_of(fill, 10_000)
+        assert "host.device_idle" in found(analysis)
+        assert ("host.device_idle" in found(replace(analysis, python=()))) is told
+
+
+def test_a_device_that_waits_for_one_operator_does_not_wait_for_launches() -> None:
+    """The operator is shorter than a gap must be whose cause is not known."""
+
+    def work(scene: Scene) -> None:
+        scenes.short_launches(scene)
+        scene.op("aten::sort", 1000, 850)
+        scene.kernel(SGEMM, 1900, 90)
+
+    told = found(analysis_of(work, 2000))
+    assert told["host.device_idle"].cost_ms_per_step == pytest.approx(0.9, rel=0.1)
+    assert told["launch.short_kernels"].cost_ms_per_step < 1.0  # the gaps between short kernels alone
+
+
+@pytest.mark.parametrize(
+    ("fill", "fix"),
+    [
+        (partial(scenes.made_tensors, count=20, length=180), "device=cuda where"),
+        (partial(scenes.made_tensors, name="aten::stack"), "copy first"),
+    ],
+)
+def test_what_is_made_on_the_host_and_copied_is_one_loss_with_its_copies(fill: Fill, fix: str) -> None:
+    analysis = analysis_of(fill, 10_000)
+    for given in (analysis, replace(analysis, python=())):
+        told = found(given)
+        assert not {"transfer.host_to_device", "host.device_idle", "launch.short_kernels"} & set(told)
+        finding = told["transfer.made_on_host"]
+        assert fix in finding.fix
+        assert values(finding)["copies of what was made per step"] == 2
+        assert 4.5 < finding.cost_ms_per_step < 5  # the operators and both copies
+
+
+def test_a_batch_that_takes_longer_to_copy_than_to_make_is_told_as_copies() -> None:
+    told = found(analysis_of(partial(scenes.made_tensors, length=300), 10_000))
+    assert "transfer.host_to_device" in told
+    assert "transfer.made_on_host" not in told
 
 
 def test_tf32_comes_before_mixed_precision_where_the_device_has_it() -> None:

@@ -9,10 +9,12 @@ import polars as pl
 import pytest
 
 from stepscope.analyze import analyze
+from stepscope.diagnose import diagnose
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
 from stepscope.model import Finding
 from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
+from tests.analyze.device_scenes import V100, made_tensors, repeated
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.analyze.test_machine import (
     SECOND,
@@ -352,6 +354,17 @@ def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back() ->
     assert figures["page faults per step"] == 15_000
     assert figures["allocator"] == "glibc 2.36"
     assert figures["transparent huge pages"] == "madvise"
+
+
+@pytest.mark.parametrize(("faults", "behind"), [(1_000, True), (15_000, False)])  # 4 MB are made and copied
+def test_faults_of_what_is_made_to_be_copied_stand_behind_it(faults: int, behind: bool) -> None:
+    traced = analyze(repeated(4, 10_000, made_tensors).tables(V100))
+    costly = {**GLIBC, "cost": {**COST, "ns_alone": 5_000.0}}
+    facts = analyze(faulting(faults, told=costly, main=1.0))
+    found = {one.rule: one for one in diagnose(replace(facts, device_losses=traced.device_losses)).findings}
+    made = found["transfer.made_on_host"]
+    assert (found[FAULTS].id in made.explains) is behind
+    assert bool(found[FAULTS].where) is behind
 
 
 @pytest.mark.parametrize("faults", [0, 200, 3_000])

@@ -46,7 +46,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Place, Try
 from stepscope.model import device_losses as kinds
-from stepscope.model.device_losses import DeviceLosses, Loss
+from stepscope.model.device_losses import DeviceLosses, Loss, LossLine
 
 _FUNCTION = re.compile(r"(?:.*/)?([^/]{1,200})\((\d{1,9})\): (.{1,200})")
 _NAME_SHOWN = 60  # characters of a kernel
@@ -332,15 +332,18 @@ def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("host.device_idle", kinds.HOST, learn=LEARN_IDLE)
-def device_idle(seen: ProfiledLoss) -> Iterator[Claim]:
+@rule("host.device_idle", *TRACED, learn=LEARN_IDLE)
+def device_idle(analysis: Analysis) -> Iterator[Claim]:
     """The host works for long without launching anything, and the device idles.
 
-    Where stacks of steady steps were sampled, `host.python_on_critical_path` names the lines of the same time.
+    Where stacks of steady steps were sampled, `host.python_on_critical_path` tells what of it is not in operators.
     """
-    if seen.analysis.python is not None:
-        return
-    yield seen.claim(
+    for seen in profiled_losses(analysis, kinds.HOST if analysis.python is None else kinds.OPERATORS):
+        yield _device_idle(seen)
+
+
+def _device_idle(seen: ProfiledLoss) -> Claim:
+    return seen.claim(
         title=f"The device idles {seen.cost_ms:.1f} ms per step while the host works without launching anything: "
         f"{seen.top or 'host work'}{seen.at}",
         evidence=(
@@ -543,6 +546,61 @@ def _rate_evidence(seen: ProfiledLoss) -> Iterator[Known]:
     if rate is not None:
         yield seen.figure("copied per step", round(seen.detail("copied_bytes") / 2**20, 2), "MiB")
         yield seen.figure("rate of these copies", round(rate, 2), "GB/s")
+
+
+_NEW = re.compile(r"aten::(zeros|ones|full|empty|eye|arange|linspace|rand|normal|bernoulli|multinomial)")
+_DRAWS = re.compile(r"aten::(rand|normal|bernoulli|multinomial)")
+
+
+def _at_copies(lines: Iterable[LossLine]) -> tuple[LossLine, ...]:
+    """Where of the maker the function alone is known, and the copy has a line in it, that line holds both."""
+    found: list[LossLine] = []
+    for line in sorted(lines, key=lambda one: not one.exact):
+        function = (line.place.file, line.place.function)
+        same = [one for one in found if one.exact and (one.place.file, one.place.function) == function]
+        if line.exact or len(same) != 1:
+            found.append(line)
+        else:
+            found[found.index(same[0])] = replace(same[0], ns_per_step=same[0].ns_per_step + line.ns_per_step)
+    return tuple(sorted(found, key=lambda one: -one.ns_per_step))
+
+
+def made_for_copies(analysis: Analysis) -> Iterator[ProfiledLoss]:
+    """Operators of the host that make what is then copied to the device, which idles meanwhile."""
+    for seen in profiled_losses(analysis, kinds.MADE):
+        yield replace(seen, loss=replace(seen.loss, lines=_at_copies(seen.loss.lines)))
+
+
+@rule("transfer.made_on_host", *TRACED, learn=LEARN_IDLE)
+def made_on_host(analysis: Analysis) -> Iterator[Claim]:
+    return map(_made_on_host, made_for_copies(analysis))
+
+
+def _made_on_host(seen: ProfiledLoss) -> Claim:
+    copies_ns, maker = seen.detail("lost_to_copies_ns"), seen.top
+    device = CUDA.find(seen.analysis) or "the training's"
+    ahead = (
+        "make them ahead of the step, in a DataLoader's workers or a thread, in pinned memory, and copy with "
+        "non_blocking=True"
+    )
+    return seen.claim(
+        title=f"Tensors are made on the host in the step and then copied: the device waits {seen.cost_ms:.1f} ms per "
+        f"step for {maker}{seen.at}",
+        evidence=(
+            seen.ms("device idle while the host makes the tensors", seen.loss.ns_per_step - copies_ns),
+            seen.ms("lost to the copies behind it", copies_ns),
+            seen.figure("copies of what was made per step", round(seen.detail("copies"), 2), "copies"),
+            *seen.parts("lost to {}"),
+            *_rate_evidence(seen),
+        ),
+        fix=f"Make them on the device{seen.at}: device={device} where the tensor is created; or {ahead}"
+        if any(map(_NEW.match, seen.loss.parts))
+        else f"Do this work on the device{seen.at}: copy first, then compute; or {ahead}",
+        caveat="The device's random numbers are others than the host's with the same seed."
+        if any(map(_DRAWS.match, seen.loss.parts))
+        else "What is made on the device takes its memory.",
+        falsified_by="With tensors made once before training, the mean step does not get shorter",
+    )
 
 
 @loss_rule(

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from stepscope.diagnose.device import ProfiledLoss, loss_rule
+from stepscope.diagnose.device import ProfiledLoss, loss_rule, made_for_copies
 from stepscope.diagnose.rule import (
+    CAUSES,
     ON_DEVICE,
     REPORT_FLOOR,
     STEPS,
@@ -88,25 +89,39 @@ _LESS = (
 def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
     if not seen.losses.has_steps:
         return
+    emptied_ns = seen.detail("emptied_ns")
+    emptied = emptied_ns >= CAUSES.part * seen.loss.ns_per_step
     sizes = [gpu.memory_bytes for gpu in seen.losses.gpus if gpu.memory_bytes]
     room = f" of its {min(sizes) / 2**30:.0f} GiB" if sizes else ""
-    freed = any("free" in name.lower() for name in seen.loss.parts)
     retried = " Freeing inside steps means it gave blocks back to fit a new one: it is at its limit"
     calls = " and ".join(seen.names(2)) or "calls of the allocator"
     yield seen.claim(
-        title=f"{calls} inside the steps leave the device idle for {seen.cost_ms:.1f} ms per step: the caching "
+        title=f"torch.cuda.empty_cache() in the steps leaves the device idle for {seen.cost_ms:.1f} ms per step: "
+        f"what it gives back the next step gets anew, by {calls}{seen.at}"
+        if emptied
+        else f"{calls} inside the steps leave the device idle for {seen.cost_ms:.1f} ms per step: the caching "
         f"allocator does not find a block{seen.at}",
         evidence=(
             seen.ms("device idle in calls of the allocator", seen.loss.ns_per_step),
+            seen.ms("of it in what empty_cache() frees, and in getting memory later", emptied_ns or None),
             seen.figure("such calls per step", round(seen.loss.calls_per_step, 2), "calls"),
             *seen.parts("idle time in {}"),
         ),
-        fix=f"Leave the allocator more room{room}: a smaller peak, no torch.cuda.empty_cache() in the loop, inputs "
-        "of few different sizes (pad to buckets), and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-        f"{retried if freed else ''}",
-        caveat="The first steps of a process always get memory this way: later ones should not.",
-        falsified_by="With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True as many such calls run inside the "
-        "steps, or the mean step does not get shorter",
+        fix=f"Leave torch.cuda.empty_cache() out of the loop{seen.at}: blocks that tensors free are used again without "
+        "it. Where another phase needs other sizes, call it once between the phases"
+        if emptied
+        else f"Leave the allocator more room{room}: a smaller peak, inputs of few different sizes (pad to buckets), "
+        "no torch.cuda.empty_cache() in the loop, and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        f"{retried if seen.detail('freed_ns') > 0 else ''}",
+        caveat="Where other processes share the device, they get less of its memory."
+        if emptied
+        else "The first steps of a process always get memory this way: later ones should not.",
+        falsified_by="Without empty_cache() as many such calls run inside the steps, or the mean step does not get "
+        "shorter"
+        if emptied
+        else "With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True as many such calls run inside the steps, or the "
+        "mean step does not get shorter",
+        tries=() if emptied else (EXPANDABLE,),
     )
 
 
@@ -169,10 +184,16 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
     settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
     allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
     huge = facts.huge_pages
+    # where tensors of as many bytes are made to be copied, their pages are what is mapped
+    faulted = facts.minor_per_step * facts.page_bytes
+    makers = [one for one in made_for_copies(analysis) if one.detail("copied_bytes") >= CAUSES.part * faulted]
+    where = makers[0].where if makers else ()
     yield Claim(
         title=f"{facts.minor_per_step:,.0f} page faults per step take {facts.cost_ms_per_step:.3g} ms: "
-        f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it",
+        f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it{at(*where)}",
         steps=train,
+        where=where,
+        key=None,
         cost_ms=facts.cost_ms_per_step,
         ceiling_ms=facts.at_most_ms_per_step,
         levels=("medium",),

@@ -34,7 +34,7 @@ _ORDER = (
     *("compile.share", "compile.slow", "compile.graph_break", "compile.unlowered"),
     *("transfer.device_to_host", "compute.execution_slow", "sync.host_waits"),
     *("memory.allocator_in_steps", "launch.short_kernels", "host.device_idle"),
-    *("transfer.host_to_device", "compute.no_tensor_cores", "compute.attention_unfused"),
+    *("transfer.made_on_host", "transfer.host_to_device", "compute.no_tensor_cores", "compute.attention_unfused"),
     *("compute.layout_conversions", "compute.unfused_pointwise", "compute.cpu_only"),
     *("communication.straggler", "communication.unbalanced_work", "communication.late_ranks"),
     *(

@@ -30,7 +30,7 @@ from statistics import fmean, stdev
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose import communication, compute, device, host, input, machine, ranks
+from stepscope.diagnose import communication, compute, device, host, input, machine, memory, ranks
 from stepscope.diagnose.compile import LIMIT_HIT
 from stepscope.diagnose.device import DEVICE_WORK
 from stepscope.diagnose.input import idle_share, profiled
@@ -181,7 +181,11 @@ def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
         waits = drift.phases.get("data_wait", 0.0) if drift is not None else 0.0
         grown = sum(max(0.0, ms) for ms in drift.phases.values()) if drift is not None else 0.0
         return grown > 0 and waits >= CAUSES.part * grown  # the loader's finding counts all of that phase
-    if pair == (host.python_on_critical_path.name, host.step_drift.name):
+    at_a_line = (
+        (host.python_on_critical_path.name, host.step_drift.name),
+        (device.made_on_host.name, memory.page_faults.name),
+    )
+    if pair in at_a_line:
         return bool({spot(place) for place in cause.where} & {spot(place) for place in symptom.where})
     if pair == (machine.threads_beyond_cores.name, machine.cpu_throttled.name):
         return True  # both count the main thread's wait for a core

@@ -30,6 +30,7 @@ class _Names(Struct):
     loader_function: str
     sync: str  # a call of a runtime or driver (CUDA and HIP) that returns when the device is done
     allocator: str  # gets or gives memory
+    freeing: str  # of these, what gives memory of the device back
     compile_call: str  # builds code, as the two below
     compile_range: str
     compile_function: str  # of torch.compile what compiles alone: its wrappers around ready code run in every step
@@ -40,6 +41,7 @@ class _Names(Struct):
 _NAMES = msgspec.json.decode(Path(__file__).with_name("host_activity.json").read_bytes(), type=_Names)
 LOADER_RANGE, OPERATOR_KINDS = _NAMES.loader_range, _NAMES.operators
 _ASYNC = r"(?i)async"
+FREEING_NS = 50_000  # from a wait of the allocator to the first block it frees; it does nothing but walk its lists
 _ITEM = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 _OPTIMIZER_RANGE = r"^Optimizer\.(step|zero_grad)#"
 _ENGINE = r"^autograd::engine::"
@@ -73,7 +75,6 @@ class HostActivity(Struct, frozen=True, dict=True):
 
     data = _times_of(ranges=LOADER_RANGE, functions=_NAMES.loader_function)  # waiting for, or making, the next batch
     compiling = _times_of(calls=_NAMES.compile_call, ranges=_NAMES.compile_range, functions=_NAMES.compile_function)
-    allocating = _times_of(calls=_NAMES.allocator)
     launching = _times_of(calls="")  # launches, and every other call of the device's runtime or driver
     io = _times_of(functions=_NAMES.io_function)
     operators = _times_of(operators="")
@@ -89,11 +90,37 @@ class HostActivity(Struct, frozen=True, dict=True):
         return among & flags[codes]
 
     @cached_property
+    def freeing(self) -> Bools:
+        """Of `rows` the calls that give memory of the device back."""
+        return self.named(_NAMES.freeing, self.sorts["calls"])
+
+    @cached_property
+    def _syncs(self) -> tuple[Bools, Bools]:
+        """Of `rows` the calls that return when the device is done; which of them the allocator makes before it frees.
+
+        The allocator frees right behind its wait; nobody else does.
+        """
+        calls = self.sorts["calls"]
+        syncs = self.named(_NAMES.sync, calls)
+        syncs &= ~self.named(_ASYNC, syncs)
+        order = np.flatnonzero(calls)
+        order = order[np.lexsort((self.span.start_ns[self.rows[order]], self.span.tracks.codes[self.rows[order]]))]
+        before, after = order[:-1], order[1:]
+        gap_ns = self.span.start_ns[self.rows[after]] - self.span.ends(self.rows[before])
+        own = np.zeros(len(calls), bool)
+        own[before] = syncs[before] & self.freeing[after] & (np.abs(gap_ns) <= FREEING_NS)
+        return syncs & ~own, own
+
+    @cached_property
+    def allocating(self) -> Intervals:
+        """Calls that get or give memory, and the allocator's waits for the device before it gives memory back."""
+        return self.span.times(self.rows[self.named(_NAMES.allocator, self.sorts["calls"]) | self._syncs[1]])
+
+    @cached_property
     def synchronizing(self) -> Intervals:
         """Calls that return when the device is done, copies to or from pageable memory, and `.item()` around them."""
         span, found = self.span, self.found
-        calls = self.named(_NAMES.sync, self.sorts["calls"])
-        calls &= ~self.named(_ASYNC, calls)
+        calls = self._syncs[0].copy()
         # what launched a copy with pageable memory on one side waits for it
         copies = np.flatnonzero((found.kind == COPY) & (found.launch >= 0))
         if len(copies):

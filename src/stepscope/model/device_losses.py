@@ -1,7 +1,8 @@
 """What profiled steps lost on devices: idle time by its cause on the host, work that could be less, work without need.
 
-Every nanosecond of idle time is told by one loss alone. Losses of work are times in which nothing else ran: they do not
-overlap idle time, but may overlap one another where a kernel is of two kinds. Whole operations own both.
+Every nanosecond of idle time is told by one loss alone, but for OPERATORS, a part of HOST. Losses of work are times in
+which nothing else ran: they do not overlap idle time, but may overlap one another where a kernel is of two kinds. Whole
+operations own both.
 
 A replay plays the same steps again without one kind of loss; docs/device_time.md says what depends on what in it.
 
@@ -24,7 +25,9 @@ COPY_IN = "copies_to_device"  # copies from the host that nothing hides, and wha
 ALLOCATOR = "allocator"  # calls that get or give back device memory
 LAUNCH = "launch"  # the queue is empty: the host prepares the next launch
 COMPILED = "compiled_launch"  # the same inside functions that a compiler made
+MADE = "made_on_host"  # operators that make on the host what is copied to the device next, and these copies
 HOST = "host"  # long stretches in which the host launches nothing
+OPERATORS = "host_operators"  # of them those that pass in operators, and only these: no sample of Python tells them
 # Idle time and work of whole operations.
 OPTIMIZER = "optimizer"  # updates that are not fused
 ZERO_GRAD = "zero_grad"  # gradients set to zero
@@ -61,8 +64,10 @@ class Loss(Struct, frozen=True):
     calls_per_step: Waits, copies, calls of the allocator, gaps or kernels that lost it.
     parts (ns): By operator, call or kernel, per step; of work all of the kernels' time, hidden or not.
     details (by name): Per step. `waited_ns`: all time of waits; `copied_ns`, `copied_bytes`: of copies; `exposed_ns`,
-        `idle_ns`: what nothing hides, and idle time; `pageable_copies`, `blocking_copies`: copies from pageable memory,
-        and those the host waits for; `pageable_ns`, `unpinned_async_ns`, `pinned_blocking_ns`, `pinned_async_ns`,
+        `idle_ns`: what nothing hides, and idle time; `copies`, `lost_to_copies_ns`: copies of what was made for
+        them, and what these lose; `freed_ns`, `emptied_ns`: calls that free, and those of empty_cache() with all
+        behind it; `pageable_copies`, `blocking_copies`: copies from pageable memory, and those the host waits for;
+        `pageable_ns`, `unpinned_async_ns`, `pinned_blocking_ns`, `pinned_async_ns`,
         `untold_ns`, `pinning_ns`: what was lost to copies from pageable memory, the same with non_blocking=True, from
         pinned memory with the host waiting, without, from memory of unknown kind, and to pinning; `between_ns`,
         `between_copies`: copies between devices; `kernels_behind_ns`: kernels behind gaps; `compiled_kernels`,

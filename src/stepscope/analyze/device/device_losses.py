@@ -37,6 +37,7 @@ class TraceLosses:
         return {
             kinds.SYNC: idle.synchronizing(),
             kinds.COPY_IN: idle_time.from_host(idle),
+            kinds.MADE: idle_time.made_on_host(idle),
             kinds.ALLOCATOR: idle.allocating(),
             **idle_time.launch_losses(idle),
             kinds.DEVICE_COPY: idle_time.on_devices(idle),

@@ -20,8 +20,8 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.journal import first_sizes
 from stepscope.engine.scene import Scene
-from stepscope.engine.slice_tree import has_ancestor
-from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
+from stepscope.engine.slice_tree import ancestors, has_ancestor
+from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPERATORS, OPTIMIZER, ZERO_GRAD
 from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together; by
@@ -30,9 +30,16 @@ RETURN_NS = 10_000
 # A launch reaches an idle device within some tens of microseconds. What was launched longer ago and has not begun waits
 # for something on the device's side, so the host is not what the device waits for.
 PENDING_NS = 100_000
+# Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap
+# is something else that runs on the host.
+LAUNCH_NS = 1_000_000
+# Nor does an operator that launches nothing take so long, unless it computes on the host.
+OPERATOR_NS = 250_000
+COVERING = 0.5  # of a long gap: what must cover it to be named as what ran in it
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
 _HOLD = "StreamWaitEvent"  # tells a stream to wait for another one's event
+_EMPTY_CACHE = r"^<built-in function _cuda_emptyCache>$|(^|/)torch/cuda/memory\.py\(\d+\): empty_cache$"
 
 
 class Waits(Struct, frozen=True):
@@ -47,6 +54,32 @@ class Waits(Struct, frozen=True):
     idle_ns: Int64
 
 
+class CopiesIn(Struct, frozen=True):
+    """Copies from the host in the steps, by slice: the part that nothing hides, and idle time while the host waits.
+
+    `exposed` is when such a copy runs alone; `blocking` are those that the host waits for.
+    """
+
+    slices: Int64
+    launches: Int64
+    exposed: Intervals
+    exposed_ns: Int64
+    waited_ns: Int64
+    blocking: Bools
+
+    @property
+    def lost_ns(self) -> Int64:
+        return self.exposed_ns + self.waited_ns
+
+
+class Made(Struct, frozen=True):
+    """Idle time in operators (`rows`) that make on the host what is copied next, and which of the copies that is."""
+
+    times: Intervals
+    rows: Int64
+    copies: Bools
+
+
 class Idle:
     """The idle time of one trace, taken apart; `gaps` is when no device works.
 
@@ -55,8 +88,8 @@ class Idle:
     ended because the host launched something: the call was not over when the queue ran empty.
 
     `calls` are rows of the runtime or driver, `pin_rows` operators of the training thread that pin memory, `pinning` is
-    idle time meanwhile. `waits_in` are waits for copies from the host, `waits` all others. `rest` is what nothing
-    else explains: the host prepares a launch.
+    idle time meanwhile. `waits_in` are waits for copies from the host, `waits` all others. `made` is when the host
+    makes what it copies next. `rest` is what nothing else explains: the host prepares a launch.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -91,12 +124,16 @@ class Idle:
         around = around[around >= 0]
         below = np.isin(span.parent[self.calls], around[span.is_operator[around]])
         copying = span.times(np.union1d(self.calls[below], launches))
+        # the allocator's calls are no consequence of a wait before them
+        told = intervals.merge(self._other_causes, self.pinning)
+        self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), told)
         self.waits_in = self._waits(intervals.intersect(host.synchronizing, copying), EMPTY)
         self.waits = self._waits(intervals.subtract(host.synchronizing, copying), self.waits_in.idle)
-        waited = intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
-        self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), waited)
-        told = intervals.merge(waited, host.synchronizing, self._allocating, host.io)
+        told = intervals.merge(told, self.waits.idle, self.waits_in.idle, host.synchronizing, self._allocating, host.io)
         self.rest = intervals.subtract(gaps, told)
+        self.copies_in = self._copies_in()
+        self.made = self._made()
+        self.rest = intervals.subtract(self.rest, self.made.times)
 
     def copies(self, marks: tuple[str, ...]) -> Int64:
         """Slices of work that copy in a direction."""
@@ -125,7 +162,7 @@ class Idle:
         behind, reach = behind[caused], np.maximum(reach, behind)[caused]
         known = np.flatnonzero((found.launch >= 0) & self._first)
         pending = intervals.union(span.ends(found.launch[known]) + PENDING_NS, found.start_ns[known])
-        told = intervals.merge(self._other_causes, pending, self.pinning, told)
+        told = intervals.merge(self._other_causes, pending, self.pinning, self._allocating, told)
         after = intervals.subtract(intervals.union(behind, reach), told)
         after = intervals.subtract(after, self.scene.host.synchronizing)
         under = intervals.subtract(intervals.intersect(gaps, waits), told)
@@ -139,6 +176,60 @@ class Idle:
         longest = np.full(len(waits.starts), NONE, np.int64)
         longest[at[order]] = calls[order]  # of several the last, which is the longest
         return Waits(waits, longest, intervals.merge(under, after), own)
+
+    def _copies_in(self) -> CopiesIn:
+        scene = self.scene
+        found, span = scene.found, scene.span
+        slices = self.exposed_copies(IN)
+        exposed = scene.exclusive(flags(len(found), slices))
+        launches = found.launch[slices]
+        rows = np.maximum(launches, 0)
+        around = span.parent[rows]
+        # for each launch of a copy the first wait behind its start, and whether the same operator waits there
+        waits = self.waits_in.times
+        inside = (around >= 0) & span.is_operator[np.maximum(around, 0)]
+        at = np.searchsorted(waits.ends, span.start_ns[rows], side="right")
+        hit = (launches >= 0) & (at < len(waits.starts))
+        hit[hit] = waits.starts[at[hit]] < span.ends(np.where(inside, around, rows))[hit]
+        first = np.flatnonzero(hit)[np.unique(at[hit], return_index=True)[1]]
+        waited = np.zeros(len(slices), np.int64)
+        waited[first] = self.waits_in.idle_ns[at[first]]
+        shown = intervals.covered(exposed, found.start_ns[slices], found.end_ns[slices])
+        return CopiesIn(slices, launches, exposed, shown, waited, hit)
+
+    def host_operators(self) -> Int64:
+        """Operators of the training thread that lie in no other and launch nothing."""
+        host, span = self.scene.host, self.scene.span
+        rows = host.rows[host.sorts["operators"]]
+        launches = self.scene.found.launch
+        above = span.parent[rows]
+        outer = ~has_ancestor(span.parent, above, flags(len(span), rows))
+        found: Int64 = rows[outer & ~ancestors(span.parent, np.unique(launches[launches >= 0]))[rows]]
+        return found
+
+    def _made(self) -> Made:
+        """By runs of copies with no other work between them, in which the operators before them take long."""
+        copies, found, gaps, span = self.copies_in, self.scene.found, self.gaps, self.scene.span
+        nothing = Made(EMPTY, np.empty(0, np.int64), np.zeros(len(copies.slices), bool))
+        if not len(copies.slices):
+            return nothing
+        order = np.argsort(found.start_ns, kind="stable")
+        run = np.empty(len(found), np.int64)
+        run[order] = np.cumsum(~flags(len(found), copies.slices)[order])
+        ends = self.starved & np.isin(self.ended_by, copies.slices)
+        of_gap, of_copy = run[self.ended_by[ends]], run[copies.slices]
+        rows = self.host_operators()
+        making = intervals.intersect(self.rest, span.times(rows))
+        before = Intervals(gaps.starts[ends], gaps.ends[ends])
+        made_ns, rest_ns = (
+            np.bincount(of_gap, intervals.covered(times, before.starts, before.ends), len(found) + 1)
+            for times in (making, self.rest)
+        )
+        copies_ns = np.bincount(of_copy, copies.lost_ns, len(found) + 1)
+        long = (made_ns > OPERATOR_NS) & (made_ns >= COVERING * np.maximum(rest_ns, copies_ns))
+        times = intervals.intersect(making, Intervals(before.starts[long[of_gap]], before.ends[long[of_gap]]))
+        rows = rows[intervals.covered(times, span.start_ns[rows], span.ends(rows)) > 0]
+        return Made(times, rows, long[of_copy]) if len(rows) else nothing
 
     def synchronizing(self) -> TraceLoss:
         """Waits of the host, and the copies to the host that it waits for and nothing hides."""
@@ -159,13 +250,33 @@ class Idle:
         return TraceLoss(scene, times, rows, weights[chosen], self.operators(rows), details)
 
     def allocating(self) -> TraceLoss:
-        """Calls that get or give back device memory while the device idles."""
-        span, times = self.scene.span, intervals.intersect(self._allocating, self.scene.inside)
+        """Calls that get or give back device memory while the device idles.
+
+        What gets memory behind an `empty_cache()` does so because of it.
+        """
+        span, host, times = self.scene.span, self.scene.host, intervals.intersect(self._allocating, self.scene.inside)
         starts, ends = span.start_ns[self.calls], span.ends(self.calls)
         weights = intervals.covered(times, starts, ends)
-        chosen = (weights > 0) & (intervals.covered(self.scene.host.allocating, starts, ends) > 0)
-        rows = self.calls[chosen]
-        return TraceLoss(self.scene, times, rows, weights[chosen], rows)
+        chosen = (weights > 0) & (intervals.covered(host.allocating, starts, ends) > 0)
+        rows, weights = self.calls[chosen], weights[chosen]
+        freed = host.rows[host.freeing]
+        emptied = freed[self._emptying(freed)] if len(freed) else freed
+        emptied = emptied[np.argsort(span.start_ns[emptied], kind="stable")]
+        at = np.searchsorted(span.start_ns[emptied], span.start_ns[rows], side="right")
+        causes = np.append(emptied, NONE)[at - 1]  # the last one before each, NONE before the first
+        details = {
+            "emptied_ns": float(weights[causes >= 0].sum()),
+            "freed_ns": float(weights[np.isin(rows, freed)].sum()),
+        }
+        return TraceLoss(self.scene, times, np.where(causes >= 0, causes, rows), weights, rows, details)
+
+    def _emptying(self, freed: Int64) -> Bools:
+        """Which of these calls `empty_cache()` makes: without Python's functions those that no operator asked for."""
+        span, host = self.scene.span, self.scene.host
+        if host.sorts["functions"].any():
+            return has_ancestor(span.parent, freed, flags(len(span), host_rows(span, _EMPTY_CACHE)))
+        asking = np.union1d(host.rows[host.sorts["operators"]], host_rows(span, _COMPILED))
+        return ~has_ancestor(span.parent, freed, flags(len(span), asking))
 
     def operators(self, rows: Int64) -> Int64:
         """The rows of the outermost operators around each call, else the call's.
@@ -284,39 +395,24 @@ def from_host(idle: Idle) -> TraceLoss:
     PyTorch waits behind a copy unless it was told `non_blocking=True`, so the wait, or its absence, tells the argument.
     Some writers (AMD's) do not tell the kind of memory.
     """
-    scene = idle.scene
+    scene, copies, mine = idle.scene, idle.copies_in, ~idle.made.copies
     found, span = scene.found, scene.span
-    slices = idle.exposed_copies(IN)
-    starts, ends = found.start_ns[slices], found.end_ns[slices]
-    exposed = scene.exclusive(flags(len(found), slices))
-    shown = intervals.covered(exposed, starts, ends)
-    launches = found.launch[slices]
+    slices, launches, weights = copies.slices[mine], copies.launches[mine], copies.lost_ns[mine]
     rows = np.maximum(launches, 0)
     around = span.parent[rows]
-    # for each launch of a copy the first wait behind its start, and whether the same operator waits there
-    waits = idle.waits_in.times
-    inside = (around >= 0) & span.is_operator[np.maximum(around, 0)]
-    at = np.searchsorted(waits.ends, span.start_ns[rows], side="right")
-    hit = (launches >= 0) & (at < len(waits.starts))
-    hit[hit] = waits.starts[at[hit]] < span.ends(np.where(inside, around, rows))[hit]
-    first = np.flatnonzero(hit)[np.unique(at[hit], return_index=True)[1]]
-    waited = np.zeros(len(slices), np.int64)
-    waited[first] = idle.waits_in.idle_ns[at[first]]
     # whether the operator around a launch waits with a call of its own, or the call itself is no async one
     calls = idle.calls[span.names.containing("Synchronize")[idle.calls]]
     at_once = span.names.pick(["async" in name.lower() for name in span.names.values])[rows]
     synced = (launches >= 0) & (((around >= 0) & np.isin(around, span.parent[calls])) | ~at_once)
     pageable, pinned = (span.names.containing(kind)[found.rows[slices]] for kind in ("Pageable", "Pinned"))
-    weights = shown + waited
     pinning = intervals.intersect(idle.pinning, scene.inside)
     pinned_ns = intervals.covered(pinning, span.start_ns[idle.pin_rows], span.ends(idle.pin_rows))
     details = {
-        "copied_ns": float((ends - starts).sum()),
-        "copied_bytes": float(np.maximum(span.column("bytes", found.rows[slices]), 0).sum()),
+        **_copied(scene, slices),
         "pageable_copies": float(pageable.sum()),
-        "blocking_copies": float(hit.sum()),
-        "exposed_ns": float(shown.sum()),
-        "idle_ns": float(waited.sum()),
+        "blocking_copies": float(copies.blocking[mine].sum()),
+        "exposed_ns": float(copies.exposed_ns[mine].sum()),
+        "idle_ns": float(copies.waited_ns[mine].sum()),
         "pageable_ns": float(weights[pageable & synced].sum()),
         "unpinned_async_ns": float(weights[pageable & ~synced].sum()),
         "pinned_blocking_ns": float(weights[pinned & synced].sum()),
@@ -324,11 +420,13 @@ def from_host(idle: Idle) -> TraceLoss:
         "untold_ns": float(weights[~pageable & ~pinned].sum()),
         "pinning_ns": float(intervals.total(pinning)),
     }
-    times = intervals.merge(exposed, intervals.intersect(idle.waits_in.idle, scene.inside), pinning)
+    times = intervals.merge(copies.exposed, intervals.intersect(idle.waits_in.idle, scene.inside), pinning)
+    share_ns = intervals.covered(times, scene.starts, scene.ends) - _of_made(idle)
     pins = pinned_ns > 0
     named = np.concatenate([found.rows[slices], idle.pin_rows[pins]])
     rows, weights = np.concatenate([launches, idle.pin_rows[pins]]), np.concatenate([weights, pinned_ns[pins]])
-    return TraceLoss(scene, times, rows, weights, named, details, held=_holding(scene, slices[shown > 0]))
+    held = _holding(scene, slices[copies.lost_ns[mine] > 0])
+    return TraceLoss(scene, times, rows, weights, named, details, share_ns=np.maximum(share_ns, 0), held=held)
 
 
 def _holding(scene: Scene, copies: Int64) -> Int64:
@@ -361,6 +459,41 @@ def _holding(scene: Scene, copies: Int64) -> Int64:
     return np.unique(np.concatenate(held))
 
 
+def made_on_host(idle: Idle) -> TraceLoss:
+    """Idle time while the host makes what it copies to the device next, and what these copies lose."""
+    scene, copies, made = idle.scene, idle.copies_in, idle.made
+    slices, launches, lost_ns = copies.slices[made.copies], copies.launches[made.copies], copies.lost_ns[made.copies]
+    times = intervals.intersect(made.times, scene.inside)
+    weights = intervals.covered(times, scene.span.start_ns[made.rows], scene.span.ends(made.rows))
+    rows = made.rows[weights > 0]
+    details = {**_copied(scene, slices), "lost_to_copies_ns": float(lost_ns.sum()), "copies": float(len(slices))}
+    return TraceLoss(
+        scene,
+        times,
+        np.concatenate([rows, launches]),
+        np.concatenate([weights[weights > 0], lost_ns]),
+        np.concatenate([rows, scene.found.rows[slices]]),
+        details,
+        share_ns=intervals.covered(times, scene.starts, scene.ends) + _of_made(idle),
+    )
+
+
+def _of_made(idle: Idle) -> Int64:
+    """Of each step what copies lose of what was made for them."""
+    scene, copies, mine = idle.scene, idle.copies_in, idle.made.copies
+    steps = scene.step_of(scene.found.start_ns[copies.slices[mine]])
+    return np.bincount(steps, copies.lost_ns[mine], len(scene.starts)).astype(np.int64)
+
+
+def _copied(scene: Scene, slices: Int64) -> dict[str, float]:
+    found = scene.found
+    sizes = scene.span.column("bytes", found.rows[slices]) if len(slices) else slices
+    return {
+        "copied_ns": float((found.end_ns - found.start_ns)[slices].sum()),
+        "copied_bytes": float(np.maximum(sizes, 0).sum()),
+    }
+
+
 def on_devices(idle: Idle) -> TraceLoss:
     """Copies within a device or between devices in which nothing else runs."""
     scene, found, span = idle.scene, idle.scene.found, idle.scene.span
@@ -370,8 +503,7 @@ def on_devices(idle: Idle) -> TraceLoss:
     weights = intervals.covered(times, starts, ends)
     peer = span.names.containing(*BETWEEN)[found.rows[slices]]
     details = {
-        "copied_ns": float((ends - starts).sum()),
-        "copied_bytes": float(np.maximum(span.column("bytes", found.rows[slices]), 0).sum()),
+        **_copied(scene, slices),
         "between_ns": float(weights[peer].sum()),
         "between_copies": float(peer.sum()),
     }
@@ -380,11 +512,7 @@ def on_devices(idle: Idle) -> TraceLoss:
     return TraceLoss(scene, times, rows, weights, np.where(operators >= 0, operators, found.rows[slices]), details)
 
 
-# Preparing one launch takes eager PyTorch 5 to 100 us, and under a profiler with stacks a few times that. A longer gap
-# is something else that runs on the host.
-LAUNCH_NS = 1_000_000
 LONG_GAPS = 200  # whose places are looked up, the longest first
-COVERING = 0.5  # of a long gap: what a slice must cover to be named as what ran in it
 # A fused update reads and writes about as much as the two longest operations of one that is not: of Adam's 18 tensors
 # read or written 7, of SGD's with momentum 6 of 8.
 FUSED_PASSES = 2
@@ -412,6 +540,7 @@ def launch_losses(idle: Idle) -> dict[str, TraceLoss]:
         COMPILED: found.short(compiled=True),
         LAUNCH: found.short(compiled=False),
         HOST: found.working(),
+        OPERATORS: found.operating(),
     }
 
 
@@ -431,7 +560,13 @@ class _Launches:
         preparing = self._preparing(clearing if self.zeros.any() else intervals.EMPTY)
         self.zeroing = intervals.subtract(preparing, self.optimizing)
         self.rest = intervals.subtract(idle.rest, intervals.merge(self.optimizing, self.zeroing))
-        self.rest_ns = intervals.covered(self.rest, idle.gaps.starts, idle.gaps.ends)
+        starts, ends = idle.gaps.starts, idle.gaps.ends
+        self.rest_ns = intervals.covered(self.rest, starts, ends)
+        rows = idle.host_operators()
+        computing = self.span.times(rows[self.span.duration_ns[rows] > OPERATOR_NS])
+        computing_ns = intervals.covered(intervals.intersect(self.rest, computing), starts, ends)
+        self.long = self.rest_ns > LAUNCH_NS
+        self.long |= (computing_ns > OPERATOR_NS) & (computing_ns >= COVERING * self.rest_ns)
 
     def _times(self, pattern: str) -> Intervals:
         return self.span.times(host_rows(self.span, pattern))
@@ -502,7 +637,7 @@ class _Launches:
         """Short gaps in which the host prepared the launch that ended them: in compiled functions, or elsewhere."""
         idle, found = self.idle, self.found
         gaps = idle.gaps
-        prepared = idle.starved & (self.rest_ns <= LAUNCH_NS) & (self.rest_ns > 0)
+        prepared = idle.starved & ~self.long & (self.rest_ns > 0)
         chosen = np.flatnonzero(prepared & (self.scene.step_of(gaps.ends - 1) >= 0))
         functions = flags(len(self.span), host_rows(self.span, _COMPILED))
         chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], functions) == compiled]
@@ -520,25 +655,42 @@ class _Launches:
             }
         return TraceLoss(self.scene, times, rows, weights, idle.operators(rows), details)
 
-    def working(self) -> TraceLoss:
-        """Long gaps in which the host ran operators or Python but launched nothing, where it is recorded what."""
-        idle, host, span, gaps = self.idle, self.scene.host, self.span, self.idle.gaps
+    def _long(self, times: Intervals) -> tuple[Intervals, Int64, Int64]:
+        """What of the idle time lies in such times of the host; the long gaps that hold some, and how much each gap."""
+        idle, span, gaps = self.idle, self.span, self.idle.gaps
         # calls of the runtime that take so long load code or set the device up: no line of the user's can help it
         calls = span.times(idle.calls[span.duration_ns[idle.calls] > LAUNCH_NS])
-        known = intervals.subtract(intervals.merge(host.operators, host.python), calls)
-        known = intervals.intersect(self.rest, known)
+        known = intervals.intersect(self.rest, intervals.subtract(times, calls))
         lengths = intervals.covered(known, gaps.starts, gaps.ends)
         ended = idle.starved | ((idle.launch < 0) & ~idle.in_graph)
-        chosen = np.flatnonzero((self.rest_ns > LAUNCH_NS) & (lengths > 0) & ended)
+        return known, np.flatnonzero(self.long & (lengths > 0) & ended), lengths
+
+    def operating(self) -> TraceLoss:
+        """Of long gaps those that pass in operators that launch nothing."""
+        rows, span, gaps = self.idle.host_operators(), self.span, self.idle.gaps
+        known, chosen, lengths = self._long(span.times(rows))
+        chosen = chosen[lengths[chosen] >= COVERING * self.rest_ns[chosen]]
+        times = intervals.intersect(known, Intervals(gaps.starts[chosen], gaps.ends[chosen]))
+        times = intervals.intersect(times, self.scene.inside)
+        weights = intervals.covered(times, span.start_ns[rows], span.ends(rows))
+        rows, weights = rows[weights > 0], weights[weights > 0]
+        return TraceLoss(self.scene, times, rows, weights, rows)
+
+    def working(self) -> TraceLoss:
+        """Long gaps in which the host ran operators or Python but launched nothing, where it is recorded what."""
+        host, span, gaps = self.scene.host, self.span, self.idle.gaps
+        known, chosen, lengths = self._long(intervals.merge(host.operators, host.python))
         longest = np.sort(chosen[np.argsort(-lengths[chosen], kind="stable")][:LONG_GAPS])
         # what can cover most of a long gap, without the steps themselves
-        slices = host.rows[span.duration_ns[host.rows] >= COVERING * LAUNCH_NS]
+        slices = host.rows[span.duration_ns[host.rows] >= COVERING * OPERATOR_NS]
         slices = slices[~span.is_runtime[slices] & ~span.names.starting("ProfilerStep#")[slices]]
         starts, ends = span.start_ns[slices], span.ends(slices)
         rows = np.full(len(longest), NONE, np.int64)  # the innermost of the slices that covers most of each gap
         for number, (begin, end) in enumerate(zip(gaps.starts[longest], gaps.ends[longest], strict=True)):
-            over = np.minimum(ends, end) - np.maximum(starts, begin)
-            covering = slices[over >= COVERING * (end - begin)]
+            # but for what is told as making tensors
+            first, last = np.append(np.maximum(starts, begin), begin), np.append(np.minimum(ends, end), end)
+            over = last - first - intervals.covered(self.idle.made.times, first, np.maximum(first, last))
+            covering = slices[over[:-1] >= COVERING * over[-1]]
             if len(covering):
                 rows[number] = covering[np.lexsort((covering, span.duration_ns[covering]))[0]]
         longest, rows = longest[rows >= 0], rows[rows >= 0]

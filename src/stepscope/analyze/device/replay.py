@@ -513,7 +513,14 @@ class _Trace:
             copied = self._chosen(found.rows[idle.copies(OUT)])
             copied &= intervals.inside(intervals.union(waits.starts, waits.ends + RETURN_NS), slices.end_ns)
             yield kinds.SYNC, Change(waits, np.where(copied, 0, slices.duration_ns))
-        copies = idle.copies(IN)
+        making = losses[kinds.MADE].rows
+        of_made = idle.copies_in.slices[idle.made.copies]
+        if len(making):  # the operators take no time, nor do the copies of what they make
+            yield (
+                kinds.MADE,
+                replace(self._shortened(self._chosen(found.rows[of_made]), span.times(making)), work=False),
+            )
+        copies = np.setdiff1d(idle.copies(IN), of_made)
         if len(copies):  # nor do the calls take any that ask for them and wait for them, nor pinning
             calls = np.concatenate([found.launch[copies], idle.pin_rows])
             cut = intervals.merge(span.times(calls[calls >= 0]), idle.waits_in.times)
@@ -522,10 +529,10 @@ class _Trace:
             times = losses[kind].times
             if len(times.starts):  # nor do kernels that an optimizer could do without
                 yield kind, replace(self._exposed(times), cut=self._prepared(times))
-        for kind in (kinds.COMPILED, kinds.LAUNCH, kinds.HOST):
+        for kind in (kinds.COMPILED, kinds.LAUNCH, kinds.HOST, kinds.OPERATORS):
             times = losses[kind].times
             if len(times.starts):
-                first = np.isin(slices.start_ns, times.ends) if kind != kinds.HOST else None
+                first = np.isin(slices.start_ns, times.ends) if kind in (kinds.COMPILED, kinds.LAUNCH) else None
                 yield kind, Change(self._prepared(times), at_once=first)
         for kind in (kinds.LINALG, kinds.DATA_PARALLEL):
             loss = losses[kind]
