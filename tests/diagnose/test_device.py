@@ -402,7 +402,7 @@ def test_no_ceiling_is_below_the_cost(reading: Analysis) -> None:
 
 def test_work_behind_a_late_host_is_told_to_be() -> None:
     """Kernels that are launched right before they start: as recorded, shorter ones gain nothing."""
-    finding = found(analysis_of(scenes.pointwise_run, steps=6))["compute.unfused_pointwise"]
+    finding = found(analysis_of(scenes.products, steps=6))["compute.no_tensor_cores"]
     assert "The recorded host was late as well: with it 0% of the step would be saved" in finding.caveat
     assert finding.gain_ceiling >= finding.share == pytest.approx(0.4)
 

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.device.device_losses import TraceLosses, by_run
-from stepscope.analyze.device.idle_time import IN, OUT, RETURN_NS
+from stepscope.analyze.device.idle_time import IN, LAUNCH_NS, OUT, RETURN_NS
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
@@ -512,7 +512,8 @@ class _Trace:
         if len(waits.starts):  # the host waits for nothing at these calls, and what it copies to itself takes no time
             copied = self._chosen(found.rows[idle.copies(OUT)])
             copied &= intervals.inside(intervals.union(waits.starts, waits.ends + RETURN_NS), slices.end_ns)
-            yield kinds.SYNC, Change(waits, np.where(copied, 0, slices.duration_ns))
+            cut = intervals.merge(waits, self._reading())
+            yield kinds.SYNC, Change(cut, np.where(copied, 0, slices.duration_ns))
         copies = idle.copies(IN)
         if len(copies):  # nor do the calls take any that ask for them and wait for them, nor pinning
             calls = np.concatenate([found.launch[copies], idle.pin_rows])
@@ -524,9 +525,13 @@ class _Trace:
                 yield kind, replace(self._exposed(times), cut=self._prepared(times))
         for kind in (kinds.COMPILED, kinds.LAUNCH, kinds.HOST):
             times = losses[kind].times
-            if len(times.starts):
-                first = np.isin(slices.start_ns, times.ends) if kind != kinds.HOST else None
-                yield kind, Change(self._prepared(times), at_once=first)
+            if len(times.starts) and kind == kinds.HOST:
+                yield kind, Change(self._prepared(times))
+            elif len(times.starts):  # nor do kernels that end sooner than one is launched: larger ones do their work
+                first = np.isin(slices.start_ns, times.ends)
+                short = first & (slices.duration_ns < (times.ends - times.starts).mean())
+                cut = intervals.merge(self._prepared(times), self._launching(short))
+                yield kind, Change(cut, np.where(short, 0, slices.duration_ns), first, work=True)
         for kind in (kinds.LINALG, kinds.DATA_PARALLEL):
             loss = losses[kind]
             if len(loss.rows):  # operations of the host take no time, nor does what they launch
@@ -534,6 +539,29 @@ class _Trace:
                 mine = intervals.inside(calls_of_it, slices.launch_ns) & (slices.launch >= 0)
                 cut = intervals.merge(calls_of_it, self._prepared(loss.times))
                 yield kind, replace(self._shortened(mine, cut), work=False)
+
+    def _reading(self) -> Intervals:
+        """Operators of the host that wait for the device and launch nothing but copies to the host, which go with the
+        wait, and what lies between two of them without a launch: a loop that reads values one by one.
+        """
+        idle, span, found = self.lost.idle, self.scene.span, self.scene.found
+        waiting = idle.calls[intervals.covered(idle.waits.times, span.start_ns[idle.calls], span.ends(idle.calls)) > 0]
+        others = np.delete(found.launch, idle.copies(OUT))
+        rows = np.setdiff1d(idle.operators(waiting), idle.operators(others[others >= 0]))
+        own = span.times(rows[span.is_operator[rows]])
+        before, behind = own.ends[:-1], own.starts[1:]
+        launches = np.searchsorted(self._launches[0], before) != np.searchsorted(self._launches[0], behind)
+        near = ~launches & (behind - before <= LAUNCH_NS)
+        return intervals.merge(own, Intervals(before[near], behind[near]))
+
+    def _launching(self, chosen: Bools) -> Intervals:
+        """The host's time for the launches of slices, each from the launch before it on where that is near."""
+        span, (starts, ends) = self.scene.span, self._launches
+        rows = self.slices.launch[chosen & (self.slices.launch >= 0)]
+        begin, at = span.start_ns[rows], np.searchsorted(starts, span.start_ns[rows]) - 1
+        before = np.where(at >= 0, np.minimum(ends[np.maximum(at, 0)], begin), begin)
+        begin = np.where(begin - before <= LAUNCH_NS, before, begin)
+        return intervals.subtract(intervals.union(begin, span.ends(rows)), self._otherwise)
 
     def _prepared(self, gaps: Intervals) -> Intervals:
         """Gaps, and the host's time before them from its last launch on."""
@@ -546,10 +574,12 @@ class _Trace:
 
     def _of_work(self) -> Iterator[tuple[str, Change]]:
         losses, kind, duration = self.lost.by_kind, self.slices.kind, self.slices.duration_ns
-        named = {name: self._chosen(losses[name].named) for name in (kinds.ATTENTION, kinds.LAYOUT, kinds.POINTWISE)}
-        for name, chosen in {**named, kinds.COLLECTIVES: kind == COMMUNICATION}.items():
-            if chosen.any():
-                yield name, self._shortened(chosen)
+        for name in (kinds.ATTENTION, kinds.LAYOUT, kinds.POINTWISE):
+            chosen = self._chosen(losses[name].named)
+            if chosen.any():  # nor does the host take any to launch them
+                yield name, self._shortened(chosen, self._launching(chosen))
+        if (kind == COMMUNICATION).any():
+            yield kinds.COLLECTIVES, self._shortened(kind == COMMUNICATION)
         copied = losses[kinds.DEVICE_COPY].times
         if len(copied.starts):
             yield kinds.DEVICE_COPY, replace(self._exposed(copied), work=True)
