@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.device.device_losses import TraceLosses, by_run
-from stepscope.analyze.device.idle_time import IN, LAUNCH_NS, OUT, RETURN_NS
+from stepscope.analyze.device.idle_time import IN, LAUNCH_NS, OUT, RETURN_NS, SHORT_NS
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
@@ -129,10 +129,9 @@ class Graph:
         return len(self.row)
 
     @cached_property
-    def links(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
-        before, awaited = self.before.tolist(), self.awaited.tolist()
-        return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
+    def links(self) -> tuple[list[int], list[int], list[int]]:
+        """`before`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
+        return self.before.tolist(), self.awaited.tolist(), self.awaited_delay_ns.tolist()
 
     @cached_property
     def chains(self) -> list[tuple[int, int]]:
@@ -301,7 +300,10 @@ class Replayed:
         kept = np.flatnonzero(intervals.covered(change.cut, begin, finish) <= MOSTLY * (finish - begin))
         self._begin_ns, self._finish_ns = begin, finish = begin[kept], finish[kept]
         self._base_ns = begin - intervals.covered_before(self._gone, begin)
-        self._durations = (graph.duration_ns if change.duration_ns is None else change.duration_ns).tolist()
+        durations = graph.duration_ns if change.duration_ns is None else change.duration_ns
+        self._durations = durations.tolist()
+        # a slice that is gone does not take any time to start behind the one ahead of it
+        self._before_delay_ns = np.where((durations == 0) & (graph.duration_ns > 0), 0, graph.before_delay_ns)
         self._delays = graph.launch_delay_ns
         if change.at_once is not None:
             self._delays = np.where(change.at_once, 0, self._delays)
@@ -327,7 +329,8 @@ class Replayed:
 
     def _run(self, kept: list[int], position: list[int]) -> None:
         """Every slice, and every wait where its turn comes."""
-        columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *self._graph.links)
+        links = (*self._graph.links[:1], self._before_delay_ns.tolist(), *self._graph.links[1:])
+        columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *links)
         rows = zip(*columns, self._durations, strict=True)
         count = len(self._graph)
         chains = iter((*self._graph.chains, (count, count)))
@@ -375,7 +378,7 @@ class Replayed:
         streams = graph.stream[at:stop]
         for stream in np.unique(streams):
             of_it = np.flatnonzero(streams == stream)
-            begin, waits = begins[of_it], graph.before_delay_ns[at:stop][of_it]
+            begin, waits = begins[of_it], self._before_delay_ns[at:stop][of_it]
             before = int(graph.before[at + of_it[0]])
             if before >= 0:
                 begin[0] = max(begin[0], self._ends[before] + waits[0])
@@ -527,9 +530,11 @@ class _Trace:
             times = losses[kind].times
             if len(times.starts) and kind == kinds.HOST:
                 yield kind, Change(self._prepared(times))
-            elif len(times.starts):  # nor do kernels that end sooner than one is launched: larger ones do their work
+            elif len(times.starts):  # nor do small kernels, whose work larger ones do, and their launches
                 first = np.isin(slices.start_ns, times.ends)
-                short = first & (slices.duration_ns < (times.ends - times.starts).mean())
+                blocks = span.series("blocks_per_sm").gather(slices.row).fill_null(1.0).to_numpy()
+                short = (slices.duration_ns <= SHORT_NS) | (blocks < 1)
+                short &= first & (slices.duration_ns < (times.ends - times.starts).mean())
                 cut = intervals.merge(self._prepared(times), self._launching(short))
                 yield kind, Change(cut, np.where(short, 0, slices.duration_ns), first, work=True)
         for kind in (kinds.LINALG, kinds.DATA_PARALLEL):
