@@ -19,7 +19,7 @@ from common import Watch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from turn import end_turn, take_turn
+from turn import DeviceClock, end_turn, take_turn
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -307,12 +307,12 @@ def main() -> None:
     torch.manual_seed(0)
     watch = Watch()
     case = CASES[options.name][0](options.device, fixed=options.fixed, small=options.small)
+    clock = DeviceClock(options.steps, options.device)
     for inputs, targets in case.batches(options.steps):
         with watch.step(case.model):
             case.step(inputs, targets)
-    if options.device != "cpu":
-        torch.cuda.synchronize()
-    watch.report()
+        clock.after_step()
+    clock.report(watch)
     end_turn()
 
 

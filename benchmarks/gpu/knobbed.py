@@ -19,7 +19,7 @@ from common import Watch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from turn import end_turn, take_turn
+from turn import DeviceClock, end_turn, take_turn
 
 CPU = {"mlp": (32, 2, 8), "conv": (8, 2, 2)}  # sizes for a try
 
@@ -69,6 +69,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **more)
     scaler = torch.amp.GradScaler(device, enabled=(knob, value) == ("amp.dtype", "fp16"))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(value) if knob == "amp.dtype" else None
+    clock = DeviceClock(options.steps, device)
     batches: Any = [(inputs, torch.zeros(len(inputs), 1))] * options.steps
     for batch, targets in DataLoader(batches, batch_size=None, pin_memory=knob == "loader.pin_memory"):
         with watch.step(net):
@@ -79,9 +80,8 @@ def main() -> None:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    watch.report()
+        clock.after_step()
+    clock.report(watch)
     end_turn()
 
 

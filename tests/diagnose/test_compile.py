@@ -85,6 +85,14 @@ def test_the_cost_of_the_limit_is_what_its_cure_would_save() -> None:
     assert finding.confidence == "high"
 
 
+def test_the_ceiling_holds_for_steps_behind_warm_up_and_what_compilers_do_not_tell() -> None:
+    """Of 40 steps the first takes 8 of 12 s, for the device; the last 30 compile all the time and tell of half."""
+    of_steps = steps(40, 12_000.0, compile_ms=2_000.0, late_compile_ms=1_500.0, late_wall_ms=3_000.0, mean_quiet_ms=2.0)
+    finding = only(view(counter(limit=None, total_ms=2_000.0), of_steps=(of_steps,)), "compile.same_cause")
+    assert finding.share == pytest.approx(2 / 12)
+    assert finding.gain_ceiling == pytest.approx((3_000 - 30 * 2) / 3_000)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "more_ms"),
     [(20.0, 50.0, 30), (20.0, 20.5, 0), (20.0, 12.0, 0), (None, 50.0, 0), (20.0, None, 0)],

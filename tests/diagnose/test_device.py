@@ -289,6 +289,29 @@ def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
     assert finding.share == pytest.approx(105 / 400, abs=0.01)
 
 
+def test_the_thread_that_updates_parameters_trains_whatever_autograds_thread_takes() -> None:
+    def fill(scene: Scene) -> None:
+        scenes.reads_value(scene)
+        scene.mark("Optimizer.step#SGD.step", 390, 5)
+        scene.slices.add("cpu_op", "autograd::engine::evaluate_function: X", scene.at + 220, 800, track="1/2")
+
+    assert "sync.host_waits" in found(analysis_of(fill, 1100))
+
+
+def test_a_profiler_that_slows_the_rest_of_the_step_makes_a_loss_no_smaller_a_part_of_it() -> None:
+    made = scene("sync.host_waits")
+    made.steps += [
+        {**row, "in_window": False}
+        for row in step_rows(20, first_step=100, start_ns=made.steps[0]["start_ns"] + 10**10)
+    ]
+    for row in made.steps[4:]:
+        row["wall_ns"] = 200 * US  # profiled it takes 400
+    window = WindowFacts(0, "worker0.pt.trace.json", "stepscope", 4, False, "", None, None, None, None)
+    finding = found(replace(analyze(made.tables(V100)), windows=(window,)))["sync.host_waits"]
+    assert finding.share == pytest.approx(105 / 400, abs=0.01)
+    assert finding.gain_ceiling == pytest.approx(115 / 200, abs=0.01)
+
+
 def test_values_read_from_a_gpu_are_told_once() -> None:
     read = {"step": 1, "kind": "transfer", "backend": "cuda", "count": 9, "duration_ns": 10**9}
     rules = found(analyze(scene("sync.host_waits").tables(V100, compiles=[{**read, "direction": "device_to_host"}])))
@@ -483,7 +506,7 @@ def test_no_ceiling_is_below_the_cost(reading: Analysis) -> None:
 
 def test_work_behind_a_late_host_is_told_to_be() -> None:
     """Kernels that are launched right before they start: as recorded, shorter ones gain nothing."""
-    finding = found(analysis_of(scenes.pointwise_run, steps=6))["compute.unfused_pointwise"]
+    finding = found(analysis_of(scenes.products, steps=6))["compute.no_tensor_cores"]
     assert "The recorded host was late as well: with it 0% of the step would be saved" in finding.caveat
     assert finding.gain_ceiling >= finding.share == pytest.approx(0.4)
 

@@ -290,6 +290,8 @@ def test_a_device_has_caches_of_its_own_and_works_off_what_it_was_given() -> Non
     losses = blank(DeviceLosses, has_steps=True, compute_ns_per_step=70e6)
     bounded = gains.without_main(replace(one_rank(), device_losses=(losses,)), 50.0)
     assert bounded == pytest.approx(100 - PIPELINE.certain * 70)
+    # what launches the device's work takes it along
+    assert gains.without_main(replace(one_rank(), device_losses=(losses,)), 50.0, launches=True) >= 50
 
 
 @pytest.mark.parametrize("more", [{"cores": 2.0}, {"contended_ms": None}, {"contended_ms": 5.0}])

@@ -71,6 +71,24 @@ class Backend(Struct, frozen=True):
     def mean_ms(self) -> float:
         return self.loop_ms / self.steps
 
+    def at_most(self, told_ms: float) -> float:
+        """The share that compilations of `told_ms` take of the steps after warm-up at most.
+
+        All that these steps take beyond those that do not compile, which is more than a compiler tells of itself, goes
+        with compiling. What was paid once, as the first step does for the device, is in no step that one would measure.
+        """
+        rows = [row for row in self.view.steps if row.backend == self.facts.backend and not row.estimated]
+        compile_ms = sum(row.late_compile_ms or 0.0 for row in rows)
+        wall_ms = sum(row.late_wall_ms or 0.0 for row in rows)
+        if not compile_ms or not wall_ms:
+            return 0.0
+        most_ms = compile_ms
+        if all(row.mean_quiet_ms is not None for row in rows):
+            warm_up = COMPILE.few_steps * len(self.facts.ranks)
+            quiet_ms = sum((row.mean_quiet_ms or 0.0) * max(0, row.steps - warm_up) for row in rows)
+            most_ms = max(compile_ms, wall_ms - quiet_ms)
+        return min(1.0, told_ms / compile_ms) * most_ms / wall_ms
+
     def causes(self, *kinds: str) -> list[CompilerCause]:
         return causes(self.view, self.facts, *kinds)
 
@@ -160,6 +178,7 @@ def settle(losses: Iterable[Loss]) -> Iterator[tuple[str, Claim]]:
             loss.claim,
             cost_ms=share * backend.mean_ms,
             step_ms=backend.mean_ms,
+            ceiling_ms=backend.at_most(loss.compile_ms + loss.late_ms) * backend.mean_ms,
             floor=0.0,  # of its share
             basis=ALL,
             evidence=(mean, *loss.claim.evidence),

@@ -137,17 +137,18 @@ class ProfiledLoss(Struct, frozen=True):
         cost_ns = self.cost_ns if cost_ns is None else cost_ns
         ceiling_ns = cost_ns if ceiling_ns is None else ceiling_ns
         share, most_share = clip_share(cost_ns, losses.step_ns), clip_share(ceiling_ns, losses.step_ns)
+        step_ms = profiled_step_ms(analysis, losses.step_ns)
         gain = replayed(analysis, losses.run, what_if or self.loss.kind, use_median=self.use_median)
         if gain is None:
             replay_caveat, ceiling = BY_SUBTRACTION if ceiling_ns > 0 else "", max(share, most_share)
         else:
             # never below the cost: of work a replay tells less where the host, slowed by the profiler, was late as well
             beyond = 0.0 if what_if is not None else clip_share(ceiling_ns - cost_ns, losses.step_ns)
-            replay_caveat, ceiling = gain.caveat(share), min(1.0, max(share, gain.share) + beyond)
+            replay_caveat = gain.caveat(share)
+            ceiling = max(min(1.0, share + beyond), gain.at_most(losses.step_ns / 1e6 / step_ms, beyond))
         one_step = "" if losses.has_steps else "The trace names no step: its whole length counts as one. "
         steps = f"{losses.steps} step{'s' * (losses.steps != 1)}" if losses.has_steps else "whole length"
         several = len(analysis.device_losses) > 1
-        step_ms = profiled_step_ms(analysis, losses.step_ns)
         return Claim(
             title=title + (f" of {losses.run}" if several and losses.run else ""),
             cost_ms=share * step_ms,

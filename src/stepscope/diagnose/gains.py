@@ -53,14 +53,25 @@ BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replay
 class Gain(Struct, frozen=True):
     """What a replay saves: `share` of the recorded step at most, `as_recorded` with the host as it was.
 
+    `left`: of work, the share of the step that stays whatever the host does; 0 where that is not known.
     `unexplained`: the share of the step in which the device idles although something was launched.
     """
 
     share: float
     as_recorded: float
+    left: float
     unexplained: float
     work: bool
     evidence: tuple[Known, ...]
+
+    def at_most(self, longer: float, beyond: float = 0.0) -> float:
+        """The share of a steady step, where the profiled one takes `longer` times as long.
+
+        A profiler makes nothing shorter and slows no two things alike. So a steady step loses no more time than was
+        saved here, if perhaps a larger part of it, but never what the device still has to do. `beyond` comes on top.
+        """
+        share = self.share + beyond
+        return min(1.0, max(share, min(share * longer, 1.0 - self.left * longer)))
 
     def caveat(self, cost_share: float) -> str:
         """Where the recorded host would hide what work costs, and where a replay knows too little to bound anything."""
@@ -111,14 +122,17 @@ def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = Fals
     return Gain(
         share=min(1.0, at_most / before),
         as_recorded=min(1.0, as_recorded / before),
+        left=0.0 if less_work is None else less_work / before,
         unexplained=replay.unexplained_ns / replay.recorded_mean_ns,
         work=less_work is not None,
         evidence=tuple(evidence),
     )
 
 
-def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:
+def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0, launches: bool = False) -> float:
     """ms by which the mean step gets shorter at most, were `loss_ms` of the main thread's work left out.
+
+    `launches`: the work launches what the device does, which then goes with it and bounds nothing.
 
     `behind`: of the shorter of the work and the rest of the step, what the rest takes longer behind such work, which
     is more than is allowed for anyway where it goes through much memory (`PIPELINE.cold_tensors`, `cold_copies`).
@@ -132,7 +146,8 @@ def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> 
     crowded = pipeline.cores is not None and (pipeline.workers or 0) + 1 > pipeline.cores
     if not crowded and contended_ms is not None and contended_ms < PIPELINE.contended * mean_ms:
         workers = (pipeline.workers_ms or 0.0) / pipeline.workers if pipeline.workers else 0.0
-        devices = [losses.compute_ns_per_step / 1e6 for losses in analysis.device_losses if losses.has_steps]
+        on_device = [] if launches else analysis.device_losses
+        devices = [losses.compute_ns_per_step / 1e6 for losses in on_device if losses.has_steps]
         gain = min(gain, mean_ms - PIPELINE.certain * max(workers, *devices, 0.0))
     return min(mean_ms, max(0.0, gain) + _freed_ms(pipeline, gain))
 

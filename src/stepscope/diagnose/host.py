@@ -163,7 +163,7 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
         steps=train,
         cost_ms=cost,
-        ceiling_ms=gains.without_main(analysis, forward + backward),
+        ceiling_ms=gains.without_main(analysis, forward + backward, launches=True),
         expected_gain=gain,
         levels=(level,),
         # the line that makes the calls, then the line of the `for`

@@ -141,9 +141,14 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         cost, hidden = min(loader.data_wait_ms, idle * train.mean_ms), ""
     else:
         cost, hidden = loader.data_wait_ms, device_doubt(analysis)[1].strip()
-    # all waiting, on the rank that waits longest; beside a device what a replay saves
-    most = replay.share * train.mean_ms if replay is not None else 0.0
-    most = most if on_device else gains.without_wait(analysis) or 0.0
+    # all waiting, on the rank that waits longest; beside a device of it what a replay saves
+    most = gains.without_wait(analysis) or 0.0
+    if on_device:
+        saved = 0.0 if replay is None else replay.share * train.mean_ms
+        wait = _device_wait(analysis)
+        if replay is not None and wait is not None:
+            saved = max(saved, min(most, replay.at_most(wait.mean_ms / train.mean_ms) * train.mean_ms))
+        most = saved
     share, where = clip_share(cost, train.mean_ms), _where(loader)
     hot = next((place for place in where if place.share is not None), None)  # the first place that samples saw
     named = _named(loader, hot)
@@ -471,8 +476,12 @@ def profiled(analysis: Analysis, run: str | None = None) -> list[Overview]:
 
 def idle_share(analysis: Analysis) -> float | None:
     """The share of profiled steps in which a device idles for the loader; None without a trace of a device."""
-    wait = _wait([one for one in profiled(analysis) if one.basis == DEVICE])
+    wait = _device_wait(analysis)
     return wait.lost_ms / wait.mean_ms if wait is not None else None
+
+
+def _device_wait(analysis: Analysis) -> _Wait | None:
+    return _wait([one for one in profiled(analysis) if one.basis == DEVICE])
 
 
 def loader_gain(analysis: Analysis, run: str = "") -> Gain | None:

@@ -1,8 +1,9 @@
 """What the training thread of a trace was doing, and when: waiting for data, synchronising, compiling, and so on.
 
-The training thread is the one whose steps the trace marks, else the one with most operators. While it runs the backward
-pass, threads of autograd work for it, so what these do counts as its own. Activities overlap (a synchronisation below
-a compilation); which of them a moment counts for is decided by the order in which a partition asks for them.
+The training thread is the one whose steps the trace marks, else the one that updates parameters, else the one with
+most time in operators. While it runs the backward pass, threads of autograd work for it, so what these do counts as
+its own. Activities overlap (a synchronisation below a compilation); which of them a moment counts for is decided by the
+order in which a partition asks for them.
 """
 
 from __future__ import annotations
@@ -167,12 +168,14 @@ def host_activity(span: Span, found: Work) -> HostActivity:
 
 
 def _main_track(span: Span, operators: Bools) -> int:
-    """Code of the track whose steps are marked, else of that with most time in operators; -1 without either."""
-    marks = np.flatnonzero(span.names.like(_STEP) & ~span.on_device)
-    marks = marks[~span.categories.where(["gpu_user_annotation"])[marks] & (span.tracks.codes[marks] >= 0)]
-    count = len(span.tracks.values)
-    if len(marks):
-        return int(np.bincount(span.tracks.codes[marks], minlength=count).argmax())
+    """Code of the track whose steps are marked, else that updates parameters, else with most time in operators; -1
+    without any. A thread of autograd may spend more time in operators than the one that trains.
+    """
+    for pattern in (_STEP, _OPTIMIZER_RANGE):
+        marks = np.flatnonzero(span.names.like(pattern) & ~span.on_device)
+        marks = marks[~span.categories.where(["gpu_user_annotation"])[marks] & (span.tracks.codes[marks] >= 0)]
+        if len(marks):
+            return int(np.bincount(span.tracks.codes[marks], minlength=len(span.tracks.values)).argmax())
     rows = np.flatnonzero(operators)
     rows = rows if len(rows) else np.flatnonzero(~span.on_device & span.is_function)
     if not len(rows):

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.device.device_losses import TraceLosses, by_run
-from stepscope.analyze.device.idle_time import IN, OUT, RETURN_NS
+from stepscope.analyze.device.idle_time import IN, LAUNCH_NS, OUT, RETURN_NS, SHORT_NS
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
@@ -129,10 +129,9 @@ class Graph:
         return len(self.row)
 
     @cached_property
-    def links(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """`before`, `before_delay_ns`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
-        before, awaited = self.before.tolist(), self.awaited.tolist()
-        return before, self.before_delay_ns.tolist(), awaited, self.awaited_delay_ns.tolist()
+    def links(self) -> tuple[list[int], list[int], list[int]]:
+        """`before`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
+        return self.before.tolist(), self.awaited.tolist(), self.awaited_delay_ns.tolist()
 
     @cached_property
     def chains(self) -> list[tuple[int, int]]:
@@ -301,7 +300,10 @@ class Replayed:
         kept = np.flatnonzero(intervals.covered(change.cut, begin, finish) <= MOSTLY * (finish - begin))
         self._begin_ns, self._finish_ns = begin, finish = begin[kept], finish[kept]
         self._base_ns = begin - intervals.covered_before(self._gone, begin)
-        self._durations = (graph.duration_ns if change.duration_ns is None else change.duration_ns).tolist()
+        durations = graph.duration_ns if change.duration_ns is None else change.duration_ns
+        self._durations = durations.tolist()
+        # a slice that is gone does not take any time to start behind the one ahead of it
+        self._before_delay_ns = np.where((durations == 0) & (graph.duration_ns > 0), 0, graph.before_delay_ns)
         self._delays = graph.launch_delay_ns
         if change.at_once is not None:
             self._delays = np.where(change.at_once, 0, self._delays)
@@ -327,7 +329,8 @@ class Replayed:
 
     def _run(self, kept: list[int], position: list[int]) -> None:
         """Every slice, and every wait where its turn comes."""
-        columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *self._graph.links)
+        links = (*self._graph.links[:1], self._before_delay_ns.tolist(), *self._graph.links[1:])
+        columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *links)
         rows = zip(*columns, self._durations, strict=True)
         count = len(self._graph)
         chains = iter((*self._graph.chains, (count, count)))
@@ -375,7 +378,7 @@ class Replayed:
         streams = graph.stream[at:stop]
         for stream in np.unique(streams):
             of_it = np.flatnonzero(streams == stream)
-            begin, waits = begins[of_it], graph.before_delay_ns[at:stop][of_it]
+            begin, waits = begins[of_it], self._before_delay_ns[at:stop][of_it]
             before = int(graph.before[at + of_it[0]])
             if before >= 0:
                 begin[0] = max(begin[0], self._ends[before] + waits[0])
@@ -512,7 +515,8 @@ class _Trace:
         if len(waits.starts):  # the host waits for nothing at these calls, and what it copies to itself takes no time
             copied = self._chosen(found.rows[idle.copies(OUT)])
             copied &= intervals.inside(intervals.union(waits.starts, waits.ends + RETURN_NS), slices.end_ns)
-            yield kinds.SYNC, Change(waits, np.where(copied, 0, slices.duration_ns))
+            cut = intervals.merge(waits, self._reading())
+            yield kinds.SYNC, Change(cut, np.where(copied, 0, slices.duration_ns))
         making = losses[kinds.MADE].rows
         of_made = idle.copies_in.slices[idle.made.copies]
         if len(making):  # the operators take no time, nor do the copies of what they make
@@ -529,11 +533,7 @@ class _Trace:
             times = losses[kind].times
             if len(times.starts):  # nor do kernels that an optimizer could do without
                 yield kind, replace(self._exposed(times), cut=self._prepared(times))
-        for kind in (kinds.COMPILED, kinds.LAUNCH, kinds.HOST, kinds.OPERATORS):
-            times = losses[kind].times
-            if len(times.starts):
-                first = np.isin(slices.start_ns, times.ends) if kind in (kinds.COMPILED, kinds.LAUNCH) else None
-                yield kind, Change(self._prepared(times), at_once=first)
+        yield from self._of_gaps()
         for kind in (kinds.LINALG, kinds.DATA_PARALLEL):
             loss = losses[kind]
             if len(loss.rows):  # operations of the host take no time, nor does what they launch
@@ -541,6 +541,43 @@ class _Trace:
                 mine = intervals.inside(calls_of_it, slices.launch_ns) & (slices.launch >= 0)
                 cut = intervals.merge(calls_of_it, self._prepared(loss.times))
                 yield kind, replace(self._shortened(mine, cut), work=False)
+
+    def _of_gaps(self) -> Iterator[tuple[str, Change]]:
+        slices, span = self.slices, self.scene.span
+        for kind in (kinds.COMPILED, kinds.LAUNCH, kinds.HOST, kinds.OPERATORS):
+            times = self.lost.by_kind[kind].times
+            if len(times.starts) and kind in (kinds.HOST, kinds.OPERATORS):
+                yield kind, Change(self._prepared(times))
+            elif len(times.starts):  # nor do small kernels, whose work larger ones do, and their launches
+                first = np.isin(slices.start_ns, times.ends)
+                blocks = span.series("blocks_per_sm").gather(slices.row).fill_null(1.0).to_numpy()
+                short = (slices.duration_ns <= SHORT_NS) | (blocks < 1)
+                short &= first & (slices.duration_ns < (times.ends - times.starts).mean())
+                cut = intervals.merge(self._prepared(times), self._launching(short))
+                yield kind, Change(cut, np.where(short, 0, slices.duration_ns), first, work=True)
+
+    def _reading(self) -> Intervals:
+        """Operators of the host that wait for the device and launch nothing but copies to the host, which go with the
+        wait, and what lies between two of them without a launch: a loop that reads values one by one.
+        """
+        idle, span, found = self.lost.idle, self.scene.span, self.scene.found
+        waiting = idle.calls[intervals.covered(idle.waits.times, span.start_ns[idle.calls], span.ends(idle.calls)) > 0]
+        others = np.delete(found.launch, idle.copies(OUT))
+        rows = np.setdiff1d(idle.operators(waiting), idle.operators(others[others >= 0]))
+        own = span.times(rows[span.is_operator[rows]])
+        before, behind = own.ends[:-1], own.starts[1:]
+        launches = np.searchsorted(self._launches[0], before) != np.searchsorted(self._launches[0], behind)
+        near = ~launches & (behind - before <= LAUNCH_NS)
+        return intervals.merge(own, Intervals(before[near], behind[near]))
+
+    def _launching(self, chosen: Bools) -> Intervals:
+        """The host's time for the launches of slices, each from the launch before it on where that is near."""
+        span, (starts, ends) = self.scene.span, self._launches
+        rows = self.slices.launch[chosen & (self.slices.launch >= 0)]
+        begin, at = span.start_ns[rows], np.searchsorted(starts, span.start_ns[rows]) - 1
+        before = np.where(at >= 0, np.minimum(ends[np.maximum(at, 0)], begin), begin)
+        begin = np.where(begin - before <= LAUNCH_NS, before, begin)
+        return intervals.subtract(intervals.union(begin, span.ends(rows)), self._otherwise)
 
     def _prepared(self, gaps: Intervals) -> Intervals:
         """Gaps, and the host's time before them from its last launch on."""
@@ -553,10 +590,12 @@ class _Trace:
 
     def _of_work(self) -> Iterator[tuple[str, Change]]:
         losses, kind, duration = self.lost.by_kind, self.slices.kind, self.slices.duration_ns
-        named = {name: self._chosen(losses[name].named) for name in (kinds.ATTENTION, kinds.LAYOUT, kinds.POINTWISE)}
-        for name, chosen in {**named, kinds.COLLECTIVES: kind == COMMUNICATION}.items():
-            if chosen.any():
-                yield name, self._shortened(chosen)
+        for name in (kinds.ATTENTION, kinds.LAYOUT, kinds.POINTWISE):
+            chosen = self._chosen(losses[name].named)
+            if chosen.any():  # nor does the host take any to launch them
+                yield name, self._shortened(chosen, self._launching(chosen))
+        if (kind == COMMUNICATION).any():
+            yield kinds.COLLECTIVES, self._shortened(kind == COMMUNICATION)
         copied = losses[kinds.DEVICE_COPY].times
         if len(copied.starts):
             yield kinds.DEVICE_COPY, replace(self._exposed(copied), work=True)
