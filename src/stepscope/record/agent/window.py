@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Sequence
 
 from stepscope.record.agent.agent import Agent
@@ -44,15 +44,15 @@ COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dyna
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
 TOO_LARGE = "more of them would take the trace beyond the byte budget"
-# What recording holds says how large the trace becomes. Measured (torch 2.13, Python 3.11): a call of a Python function,
-# or a generator's resumption, holds 24 bytes and takes 270 as JSON; an operator holds 420 and takes 300 to 415, with
-# its launch and its kernel (torch 2.11) up to 2.2 times what all of them hold.
+# What recording holds says how large the trace becomes. Measured (torch 2.13, Python 3.11): a call of a Python function
+# or a generator's resumption holds 24 bytes and takes 270 as JSON; operators take 0.7 to 0.8 of what they hold. With
+# their launches and kernels they take 1.7 to 2.2 times it, reckoned from the events of two traces (torch 2.11).
 CALL_BYTES = 24
 CALL_JSON_BYTES = 270
-OPERATOR_JSON_PER_BYTE = 2
+OPERATOR_JSON_PER_BYTE, DEVICE_JSON_PER_BYTE = 1, 2
 MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
 # A first window beyond the budget is kept up to so many times it: the training has paid for it, and without it there is
-# nothing to tell. One of 445 MB was analysed in 5 s of processor time and 761 MiB; 1.2 GB of memory are what 1 GB may take.
+# nothing to tell. One of 445 MB was analysed in 5 s of processor time and 761 MiB: 1 GB may take 1.2 GB of memory.
 KEPT_TIMES = 3
 CALLS, ROUNDS = 20, 5  # that time a recorded call: some 30 KB of trace
 
@@ -151,11 +151,6 @@ class Plan:
         self._attempts = 0
         self._low = 0
         self._done = False
-
-    @property
-    def slowest_ns(self) -> int | None:
-        """Of the last steps, as few as may have asked for a window; None before the first."""
-        return max(list(self._walls)[-AGREEING_STEPS:], default=None)
 
     @property
     def over(self) -> bool:
@@ -310,24 +305,25 @@ class _Window:
     start_duration_ns: int = 0
     held_bytes: int = 0  # by the process when recording began
     call_ns: int = 0  # what a recorded call of a Python function takes; 0: none are recorded
-    slowest_ns: int | None = None  # of the last steps before it
+    most_ns: int | None = None  # of processor time that one of the last steps before it took on this thread
     steps: int = 0
     wall_ns: int = 0
-    fastest_ns: int = 0  # of the steps recorded
+    least_ns: int = 0  # of processor time, of the steps recorded
 
     def trace_bytes(self, held_bytes: int) -> tuple[int, int]:
         """(operators', Python functions') bytes of the trace as it is, from what the process holds now.
 
-        What was gained would hold `most` calls, and recording them would take time: of that time steps took 0.6 to 1
-        longer where all of it was calls, at most 0.3 where all was operators, quick and slow machines alike. The
-        fastest step counts, and beyond the slowest before: what makes one step slow is no event.
+        What was gained would hold `most` calls, and recording them would take processor time: of that, steps took 0.6
+        to 1 more where all of it was calls, at most 0.3 where all was operators, on quick and slow machines alike. The
+        step with the least counts, and beyond the one with the most before: what makes one step slow is no event.
         """
         gained = max(0, held_bytes - self.held_bytes)
-        operators = OPERATOR_JSON_PER_BYTE * max(0, gained - MEMORY_NOISE_BYTES)
-        if not self.call_ns or self.slowest_ns is None:
+        per_byte = DEVICE_JSON_PER_BYTE if self.session.device else OPERATOR_JSON_PER_BYTE
+        operators = per_byte * max(0, gained - MEMORY_NOISE_BYTES)
+        if not self.call_ns or self.most_ns is None:
             return operators, 0
         most = gained // CALL_BYTES
-        timed = self.steps * max(0, self.fastest_ns - self.slowest_ns) // self.call_ns
+        timed = self.steps * max(0, self.least_ns - self.most_ns) // self.call_ns
         return operators, CALL_JSON_BYTES * min(most, max(0, 3 * timed - most))
 
 
@@ -355,6 +351,8 @@ class WindowManager:
         self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
         self._memory_asked = False  # the window for what readings of memory leave open was planned
         self._functions = True  # of Python are recorded: until a window with them took too many bytes
+        self._processor_ns: deque[int] = deque(maxlen=AGREEING_STEPS)  # of the last steps
+        self._processor_at_ns = thread_time_ns()
         self._is_excused = False  # the next window is held to no share of the time
         self._is_apart: bool | None = None  # whether sessions end on threads of their own; None before the first loop
 
@@ -410,6 +408,11 @@ class WindowManager:
                     window.session.stop()
             raise
 
+    def _processor_time(self) -> int:
+        """What this thread took since the last call; a stall of the machine is not in it."""
+        before, self._processor_at_ns = self._processor_at_ns, thread_time_ns()
+        return self._processor_at_ns - before
+
     def _consider(self, row: StepRow, now_ns: int) -> None:
         agent, is_auto = self._agent, self._config.mode == "auto"
         self._first_step_ns = self._first_step_ns or now_ns
@@ -430,8 +433,10 @@ class WindowManager:
             elapsed_ns=now_ns - self._first_step_ns,
         )
         self.plan.observe(at)
+        processor_ns = self._processor_time()
         if not at.in_window:
             self._usual_wall_ns = at.wall_ns
+            self._processor_ns.append(processor_ns)
         # Whether another window like the last one would stay within the share of the time run so far.
         allowed_ns = self._config.time_share * (now_ns - self._began_ns)
         too_long: str | None = None
@@ -497,9 +502,10 @@ class WindowManager:
     def _start(self, window: _Window) -> None:
         held_bytes()  # what it imports is not recorded
         window.session.start()
-        window.slowest_ns = self.plan.slowest_ns
+        window.most_ns = max(self._processor_ns, default=None)
         window.call_ns = call_ns() if window.session.stacks else 0
         window.held_bytes = held_bytes()
+        self._processor_at_ns = thread_time_ns()
 
     def _advance(self, window: _Window, row: StepRow | None) -> None:
         with self._lock:
@@ -529,7 +535,8 @@ class WindowManager:
             return
         window.steps += 1
         window.wall_ns += row.wall_ns
-        window.fastest_ns = min(window.fastest_ns or row.wall_ns, row.wall_ns)
+        processor_ns = self._processor_time()
+        window.least_ns = min(window.least_ns or processor_ns, processor_ns)
         if window.steps >= window.opening.active:
             self._end(window)
         elif self._asked is not None:
@@ -538,7 +545,7 @@ class WindowManager:
             self._end(window, early=TOO_LARGE)
 
     def _is_full(self, window: _Window) -> bool:
-        """Whether one more step would not fit. One step may be slow for a reason of its own: its time alone ends no
+        """Whether one more step would not fit. One step may take longer for a reason of its own: its time alone ends no
         window that would still be kept.
         """
         operators, functions = window.trace_bytes(held_bytes())

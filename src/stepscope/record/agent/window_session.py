@@ -195,7 +195,7 @@ class Session:
         self._visible = False
         self._log_level = quiet_allocator() if memory else None
         self._logged = 0
-        self.stacks = stacks
+        self.stacks, self.device = stacks, device
         with our_call():
             self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
         self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else lambda work: work()
