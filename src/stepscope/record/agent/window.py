@@ -45,7 +45,7 @@ COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dyna
 WAIT_FOR_CLOSE_S = 5.0
 TOO_LARGE = "more of them would take the trace beyond the byte budget"
 # What recording holds says how large the trace becomes. Measured (torch 2.13, Python 3.11): a call of a Python function
-# or a generator's resumption holds 24 bytes and takes 270 to 360 as JSON, by its path; operators take 0.7 to 0.8 of what
+# or a generator's resumption holds 24 bytes and takes 270 to 360 as JSON, by its path; operators 0.7 to 0.8 of what
 # they hold, with launches and kernels 1.7 to 2.2 times it, reckoned from the events of two traces (torch 2.11).
 CALL_BYTES = 24
 CALL_JSON_BYTES = 330
