@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent import marks
-from stepscope.record.agent.window_session import apart, quiet_allocator
+from stepscope.record.agent import window as window_module
+from stepscope.record.agent.step_readings import held_bytes
+from stepscope.record.agent.window import CALL_BYTES, CALL_JSON_BYTES
+from stepscope.record.agent.window_session import Session, apart, quiet_allocator
 from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
 
 pytestmark = pytest.mark.torch
@@ -173,9 +176,10 @@ def test_how_a_window_ends_and_what_becomes_of_it(
     with recorded(run, **{**CYCLES, **settings}):
         train(steps, at=at)
         train(evaluated, backward=False)
-    (window,) = windows(run)
+    window = windows(run)[0]
     assert (window["status"], window["confidence"], window["steps"]) == outcome
     assert words in window["reason"]
+    assert len(windows(run)) == (2 if "byte_budget" in settings else 1)
     kept = window["status"] == "kept"
     assert [path.name for path in (run / "rank-0").glob("trace-*")] == ([window["trace"]] if kept else [])
     assert not kept or read_trace(run / "rank-0" / window["trace"])
@@ -183,6 +187,74 @@ def test_how_a_window_ends_and_what_becomes_of_it(
     assert ("of the run's time" in reasons) == ("time_share" in settings)
     assert bool(reasons) == (bool(settings) or not kept)
     assert "byte_budget" not in settings or window["bytes"] > 1000
+
+
+CALLS_GAIN = 200_000 * CALL_BYTES  # 66 MB of trace a step, where the time says that it was calls
+
+
+@pytest.mark.parametrize(
+    ("gained", "slower_s", "budget", "kept"),
+    [
+        (CALLS_GAIN, 0.1, 200_000_000, ("high", 3)),  # calls of Python functions: a fourth step would not fit
+        (CALLS_GAIN, 0.1, 20_000_000, ("low", 1)),
+        (CALLS_GAIN, 0.1, 60_000_000, ("low", 2)),  # the first may have been slow for a reason of its own
+        (CALLS_GAIN, 0.0, 60_000_000, ("high", 8)),  # the memory was the training's, or operators'
+        (0, 0.1, 1_000_000, ("high", 8)),  # steps are slow, but nothing is held
+        (75_000_000, 0.0, 200_000_000, ("high", 3)),  # operators
+        (200_000_000, 0.0, 200_000_000, ("low", 1)),
+    ],
+)
+def test_a_window_ends_before_its_trace_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: int, slower_s: float, budget: int, kept: tuple[str, int]
+) -> None:
+    run, held = tmp_path / "run", [0]
+    monkeypatch.setattr(window_module, "held_bytes", lambda: held[0])
+
+    def record(_index: int) -> None:
+        if agent.own_profiler_active:
+            held[0] += gained
+            until_ns = time.thread_time_ns() + int(1e9 * slower_s)
+            while time.thread_time_ns() < until_ns:
+                sum(range(100_000))
+
+    with recorded(run, mode="schedule", wait=4, warmup=0, active=8, repeat=1, byte_budget=budget) as agent:
+        train(16, at=record)
+    (window,) = windows(run)
+    assert (window["status"], window["confidence"], window["steps"]) == ("kept", *kept)
+    assert (f"after {kept[1]} of 8 steps: more of them would take" in window["reason"]) == (kept[1] < 8)
+
+
+def test_the_first_trace_may_take_some_times_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that it is dropped, and one step is recorded without Python functions, whatever the share of time."""
+    monkeypatch.setattr(window_module, "held_bytes", lambda: 0)
+    with recorded(tmp_path / "run", **CYCLES):
+        train(8)
+    size = windows(tmp_path / "run")[0]["bytes"]
+    with recorded(tmp_path / "kept", **{**CYCLES, "byte_budget": size // 2}):
+        train(30)
+    with recorded(tmp_path / "dropped", **{**CYCLES, "byte_budget": size // 4, "time_share": 0.0}):
+        train(30)
+    (first,) = windows(tmp_path / "kept")
+    assert (first["status"], first["confidence"]) == ("kept", "high")
+    (skipped,) = read_events(tmp_path / "kept", "window_skipped")
+    assert "byte budget is used up" in skipped["reason"]
+    first, second = windows(tmp_path / "dropped")
+    assert (first["status"], second["status"], second["confidence"], second["steps"]) == ("dropped", "kept", "low", 1)
+    assert "without Python functions: with them the trace took too many bytes" in second["reason"]
+    events = read_trace(tmp_path / "dropped" / "rank-0" / second["trace"])
+    assert {"cpu_op", "python_function"} & {event.get("cat") for event in events} == {"cpu_op"}
+
+
+def test_what_a_call_of_a_python_function_holds_and_takes(tmp_path: Path) -> None:
+    """From what the process holds follows how large a trace will be."""
+    calls, before = 100_000, held_bytes()
+    session = Session(memory=False, device=None, stacks=True)
+    session.start()
+    sum(number for number in range(calls))
+    gained = held_bytes() - before
+    session.stop()
+    assert 0.8 < gained / (calls * CALL_BYTES) < 2
+    assert 0.7 < session.export(str(tmp_path / "trace.json")) / (calls * CALL_JSON_BYTES) < 1.5
 
 
 def test_compilation_inside_a_window_drops_it_and_allows_another(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Counted are the faults of all threads: operators touch new memory in torch's poo
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import resource
@@ -240,8 +241,16 @@ def reader(owner: Any, path: str) -> Callable[[], int | None]:
     return read
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not tell."""
+def held_bytes() -> int:
+    """What the process has from malloc and not given back; its resident memory where glibc does not tell.
+
+    Resident memory hides what goes into holes of the heap. Read in 3 to 30 us, 2 ms where the heap has 100,000.
+    """
+    told = _mallinfo()
+    if told is not None:
+        info = told()
+        if info.uordblks:  # 0: another allocator is in its place
+            return int(info.uordblks + info.hblkhd)
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -249,9 +258,16 @@ def resident_bytes() -> int:
         return 0
 
 
-def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident (ru_maxrss is in KiB on Linux)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+@functools.lru_cache(maxsize=None)
+def _mallinfo() -> Any | None:
+    """`mallinfo2` of glibc 2.33 and later."""
+    import ctypes
+
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    told = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if told is not None:
+        told.restype = type("", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names.split()]})
+    return told
 
 
 NAME = "memory_log"

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Sequence
 
 from stepscope.record.agent.agent import Agent
@@ -21,7 +22,7 @@ from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
 from stepscope.record.agent.segments import StepRow
-from stepscope.record.agent.step_readings import peak_resident_bytes, resident_bytes
+from stepscope.record.agent.step_readings import held_bytes
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,
@@ -36,13 +37,24 @@ if TYPE_CHECKING:
     from stepscope.record.agent.config import WindowConfig
 
 NAME = "window"
+FUNCTIONS_TOO_LARGE = "with them the trace took too many bytes"
+EXCUSED = "one step, whatever share of the run's time it takes, for there is no window yet"
 PROFILE_FUNCTION = "the script has a profile function of its own (sys.setprofile), which recording them would take out"
 COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dynamic shapes)
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
-# Measured: a recorded event takes about a third of the memory that it takes as JSON.
-JSON_BYTES_PER_BYTE = 3
+TOO_LARGE = "more of them would take the trace beyond the byte budget"
+# What recording holds says how large the trace becomes. Measured (torch 2.13, Python 3.11): a call of a Python function
+# or a generator's resumption holds 24 bytes and takes 270 to 360 as JSON, by its path; operators 0.7 to 0.8 of what
+# they hold, with launches and kernels 1.7 to 2.2 times it, reckoned from the events of two traces (torch 2.11).
+CALL_BYTES = 24
+CALL_JSON_BYTES = 330
+OPERATOR_JSON_PER_BYTE, DEVICE_JSON_PER_BYTE = 1, 2
 MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
+# A first window beyond the budget is kept up to so many times it: the training has paid for it, and without it there is
+# nothing to tell. One of 445 MB was analysed in 5 s of processor time and 761 MiB: 1 GB may take 1.2 GB of memory.
+KEPT_TIMES = 3
+CALLS, ROUNDS = 20, 5  # that time a recorded call: some 30 KB of trace
 
 HIGH = "high"
 LOW = "low"
@@ -256,6 +268,21 @@ def is_steady(walls: Sequence[int]) -> bool:
     return abs(median(walls[half:]) - median(walls[:half])) / middle <= NOISY_DRIFT
 
 
+def call_ns() -> int:
+    """What a call of a Python function takes on this thread now, the least of some rounds."""
+
+    def call() -> None:
+        pass
+
+    def timed() -> int:
+        began = perf_counter_ns()
+        for _ in range(CALLS):
+            call()
+        return perf_counter_ns() - began
+
+    return max(1, min(timed() for _ in range(ROUNDS)) // CALLS)
+
+
 def is_outlier(wall_ns: int, walls: Sequence[int]) -> bool:
     """True when a step took much longer than the others in `walls` (at least three are needed to say so)."""
     return len(walls) >= AGREEING_STEPS and wall_ns > OUTLIER_RATIO * median(walls)
@@ -276,9 +303,28 @@ class _Window:
     first_step: int
     start_ns: int
     start_duration_ns: int = 0
-    peak_bytes: int = 0  # resident at most before it opened: what training itself takes and gives back
+    held_bytes: int = 0  # by the process when recording began
+    call_ns: int = 0  # what a recorded call of a Python function takes; 0: none are recorded
+    most_ns: int | None = None  # of processor time that one of the last steps before it took on this thread
     steps: int = 0
     wall_ns: int = 0
+    least_ns: int = 0  # of processor time, of the steps recorded
+
+    def trace_bytes(self, held_bytes: int) -> tuple[int, int]:
+        """(operators', Python functions') bytes of the trace as it is, from what the process holds now.
+
+        What was gained would hold `most` calls, and recording them would take processor time: of that, steps took 0.6
+        to 1 more where all of it was calls, at most 0.3 where all was operators, on quick and slow machines alike. The
+        step with the least counts, and beyond the one with the most before: what makes one step slow is no event.
+        """
+        gained = max(0, held_bytes - self.held_bytes)
+        per_byte = DEVICE_JSON_PER_BYTE if self.session.device else OPERATOR_JSON_PER_BYTE
+        operators = per_byte * max(0, gained - MEMORY_NOISE_BYTES)
+        if not self.call_ns or self.most_ns is None:
+            return operators, 0
+        most = gained // CALL_BYTES
+        timed = self.steps * max(0, self.least_ns - self.most_ns) // self.call_ns
+        return operators, CALL_JSON_BYTES * min(most, max(0, 3 * timed - most))
 
 
 class WindowManager:
@@ -304,6 +350,10 @@ class WindowManager:
         self._usual_wall_ns = 0
         self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
         self._memory_asked = False  # the window for what readings of memory leave open was planned
+        self._functions = True  # of Python are recorded: until a window with them took too many bytes
+        self._processor_ns: deque[int] = deque(maxlen=AGREEING_STEPS)  # of the last steps
+        self._processor_at_ns = thread_time_ns()
+        self._is_excused = False  # the next window is held to no share of the time
         self._is_apart: bool | None = None  # whether sessions end on threads of their own; None before the first loop
 
     @property
@@ -358,6 +408,11 @@ class WindowManager:
                     window.session.stop()
             raise
 
+    def _processor_time(self) -> int:
+        """What this thread took since the last call; a stall of the machine is not in it."""
+        before, self._processor_at_ns = self._processor_at_ns, thread_time_ns()
+        return self._processor_at_ns - before
+
     def _consider(self, row: StepRow, now_ns: int) -> None:
         agent, is_auto = self._agent, self._config.mode == "auto"
         self._first_step_ns = self._first_step_ns or now_ns
@@ -378,12 +433,15 @@ class WindowManager:
             elapsed_ns=now_ns - self._first_step_ns,
         )
         self.plan.observe(at)
+        processor_ns = self._processor_time()
         if not at.in_window:
             self._usual_wall_ns = at.wall_ns
+            self._processor_ns.append(processor_ns)
         # Whether another window like the last one would stay within the share of the time run so far.
         allowed_ns = self._config.time_share * (now_ns - self._began_ns)
         too_long: str | None = None
-        if self._spent_ns is not None and self._spent_ns + self._last_cost_ns > allowed_ns:
+        spent_ns = None if self._is_excused else self._spent_ns
+        if spent_ns is not None and spent_ns + self._last_cost_ns > allowed_ns:
             too_long = f"another window would exceed {100 * self._config.time_share:.3g} % of the run's time"
             if is_auto:
                 self._why_not = too_long
@@ -421,8 +479,11 @@ class WindowManager:
             self._closed.clear()
             self._spent_ns = self._spent_ns or 0
             device = device_in_use()
-            stacks = sys.getprofile() is None
-            reason = opening.reason if stacks else f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}"
+            stacks = self._functions and sys.getprofile() is None
+            why_none = PROFILE_FUNCTION if self._functions else FUNCTIONS_TOO_LARGE
+            reason = opening.reason if stacks else f"{opening.reason}; without Python functions: {why_none}"
+            if self._is_excused:
+                reason, opening, self._is_excused = f"{reason}; {EXCUSED}", replace(opening, confidence=LOW), False
             if self._memory_asked:
                 reason = f"{reason}; with allocations: {agent.memory_question}"
             memory = self._config.memory == "on" or self._memory_asked
@@ -431,10 +492,20 @@ class WindowManager:
             opening, compiled = replace(opening, reason=reason), agent.last_compile_step
             calls, warmup = self._probe.foreign_calls, opening.warmup
             window = self._window = _Window(session, opening, compiled, calls, warmup, at.completed, started_ns)
-            (session.prepare if warmup else session.start)()
+            if warmup:
+                session.prepare()
+            else:
+                self._start(window)
             window.start_duration_ns = agent.clock.now() - started_ns
-            window.peak_bytes = peak_resident_bytes()
             agent.steps.window(True)
+
+    def _start(self, window: _Window) -> None:
+        held_bytes()  # what it imports is not recorded
+        window.session.start()
+        window.most_ns = max(self._processor_ns, default=None)
+        window.call_ns = call_ns() if window.session.stacks else 0
+        window.held_bytes = held_bytes()
+        self._processor_at_ns = thread_time_ns()
 
     def _advance(self, window: _Window, row: StepRow | None) -> None:
         with self._lock:
@@ -454,7 +525,7 @@ class WindowManager:
                 window.warmup_left -= 1
                 if window.warmup_left <= 0:
                     window.start_ns = self._agent.clock.now()
-                    window.session.start()
+                    self._start(window)
                     window.first_step = row.step + 1
                     window.start_duration_ns += self._agent.clock.now() - window.start_ns
 
@@ -464,13 +535,23 @@ class WindowManager:
             return
         window.steps += 1
         window.wall_ns += row.wall_ns
-        grown_bytes = resident_bytes() - window.peak_bytes - MEMORY_NOISE_BYTES
+        processor_ns = self._processor_time()
+        window.least_ns = min(window.least_ns or processor_ns, processor_ns)
         if window.steps >= window.opening.active:
             self._end(window)
         elif self._asked is not None:
             self._end(window, early=self._asked)
-        elif grown_bytes * JSON_BYTES_PER_BYTE > self._bytes_left:
-            self._end(window, early="the process grew by more memory than a trace within the byte budget takes")
+        elif self._is_full(window):
+            self._end(window, early=TOO_LARGE)
+
+    def _is_full(self, window: _Window) -> bool:
+        """Whether one more step would not fit. One step may take longer for a reason of its own: its time alone ends no
+        window that would still be kept.
+        """
+        operators, functions = window.trace_bytes(held_bytes())
+        if window.steps == 1:
+            functions //= KEPT_TIMES
+        return (operators + functions) * (window.steps + 1) > self._bytes_left * window.steps
 
     def _is_lost(self, window: _Window) -> bool:
         return window.foreign_calls != self._probe.foreign_calls or not window.session.alive()
@@ -478,11 +559,14 @@ class WindowManager:
     # --------------------------------------------------------------------------------------------------------- end
 
     def _end(self, window: _Window, early: str | None = None, discard: str | None = None) -> None:
-        """Stop, export and record a window of this thread. `early` lowers its confidence, `discard` drops it."""
+        """Stop, export and record a window of this thread. `early` lowers its confidence, but not where its steps are
+        enough and more would be too large; `discard` drops it.
+        """
         clock = self._agent.clock
         confidence, reason = window.opening.confidence, window.opening.reason
         if early is not None:
-            confidence = LOW
+            if early != TOO_LARGE or window.steps < MIN_ACTIVE:
+                confidence = LOW
             reason = f"{reason}; ended after {window.steps} of {window.opening.active} steps: {early}"
         trace: str | None = None
         size: int | None = None
@@ -503,6 +587,9 @@ class WindowManager:
         self._spent_ns = (self._spent_ns or 0) + self._last_cost_ns
         if size is not None and window.steps:  # how many steps the bytes left will hold, going by this trace
             self.plan.max_active = max(0, self._bytes_left) * window.steps // max(1, size)
+            if discard is not None and self._best is None and window.session.stacks:
+                # No window at all is the worst there is to tell: one step, which takes less than what was dropped.
+                self._functions, self._is_excused, self.plan.max_active = False, True, 1
         kept = discard is None
         if kept:
             self._best = HIGH if HIGH in (self._best, confidence) else LOW
@@ -525,7 +612,7 @@ class WindowManager:
             return None, None, "there is no rank folder"
         path = trace_path(folder)
         size = window.session.export(path)
-        if size > self._bytes_left:
+        if size > self._bytes_left * (KEPT_TIMES if self._best is None else 1):
             os.unlink(path)
             return None, size, f"the trace takes {size} bytes, the byte budget left is {self._bytes_left}"
         self._bytes_left -= size

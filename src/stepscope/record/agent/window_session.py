@@ -195,7 +195,7 @@ class Session:
         self._visible = False
         self._log_level = quiet_allocator() if memory else None
         self._logged = 0
-        self._stacks = stacks
+        self.stacks, self.device = stacks, device
         with our_call():
             self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
         self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else lambda work: work()
@@ -223,7 +223,7 @@ class Session:
                 # A session over all threads is not the thread's own: torch then answers False here while it records.
                 self._visible = bool(torch.autograd._profiler_enabled())
                 self.state = "recording"
-                _add_metadata(torch, stacks=self._stacks)
+                _add_metadata(torch, stacks=self.stacks)
         except BaseException:
             self._log_again()
             raise
