@@ -241,8 +241,8 @@ def cuda_ring(monkeypatch: pytest.MonkeyPatch) -> tuple[Ring, list[str]]:
         is_current_stream_capturing=lambda: False, current_stream=lambda _device: next(streams), Event=FakeEvent
     )
     monkeypatch.setattr(Ring, "_new", lambda _: (buffer := torch.zeros(SIZE).double(), list(buffer), buffer.clone()))
-    ring = Ring(torch.device("cpu"))
-    ring._cuda = cuda  # the one seam: everything else is the ring's own
+    ring = Ring(torch.device("cpu"), torch.float64)
+    ring._cuda, ring._raw_stream = cuda, None  # the one seam: everything else is the ring's own
     FakeEvent.done = False
     return ring, waited
 
@@ -260,6 +260,23 @@ def test_a_device_is_asked_and_never_waited_for(monkeypatch: pytest.MonkeyPatch)
     assert ring.take(torch.tensor(5.0), (0, 9, None, 0))
     ring.drain()
     assert ring.collect()[2::4] == [5.0]
+
+
+def test_a_ring_that_waits_is_not_followed_by_one_of_each_step(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the limit of rings is reached after as many steps as a device may be behind, and values are lost."""
+    ring, _ = cuda_ring(monkeypatch)
+    metrics = captured.agent.metrics
+    metrics._rings["cuda:0", torch.float64] = ring
+    series = metrics.series("a", "log")
+    for step in range(SIZE + 3 * RINGS_LIMIT):
+        assert ring.take(torch.tensor(float(step)), (series, step, None, 0))
+        captured.agent._at_boundary.call(None, step)
+    assert len(ring.waiting) == 1
+    FakeEvent.done = True
+    captured.agent._at_boundary.call(None, EVERY_NS)
+    assert ring.waiting == []
 
 
 def test_values_are_written_while_the_run_goes_on(captured: Captured) -> None:

@@ -301,7 +301,7 @@ class Agent:
                 self.config.max_steps is not None
                 or self.own_profiler_active
                 or self.user_profiler_active
-                or self.device.in_use
+                or self.device.wants(now_ns)
                 or any(wanted() for wanted in self._every_step)
             )
 

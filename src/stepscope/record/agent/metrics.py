@@ -74,7 +74,7 @@ class Metrics:
         # The fields of all numbers one after the other: no object that the garbage collector would look at. It is only
         # ever extended, and cut at its beginning, each of which no other thread comes between.
         self._numbers: list[Any] = []
-        self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
+        self._rings: dict[Any, Ring | None] = {}  # by device and type; None of one that is left out
         self._lost = 0
         # (code, instruction) of a line that calls backward -> series, and whether its losses lie in memory as they are
         self._sites: dict[Any, tuple[int | None, bool]] = {}
@@ -282,7 +282,12 @@ class Metrics:
         if self._vectors:
             self._hand_over()
         for ring in self._rings.values():
-            if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):
+            if ring is None:
+                continue
+            if ring.waiting:  # what was taken since goes with the next full ring: copies for each would fill the limit
+                if ring.arrived:
+                    self._collect()
+            elif now_ns - ring.oldest_ns >= EVERY_NS:
                 self._drain()
 
     def _drain(self) -> None:
@@ -334,12 +339,13 @@ class Metrics:
 
     def _take(self, tensor: Any, entry: Entry) -> None:
         """Keep what lies on a device."""
-        device = tensor.device
-        if device not in self._rings:
-            self._rings[device] = Ring(device) if device.type == "cuda" else None
+        device, dtype = tensor.device, tensor.dtype
+        if (device, dtype) not in self._rings:
+            is_kept = device.type == "cuda" and not dtype.is_complex
+            self._rings[device, dtype] = Ring(device, dtype) if is_kept else None
             if device.type != "cuda":
                 self._agent.journal.write("mark", name=f"metrics: values on {device.type} devices are not recorded")
-        ring = self._rings[device]
+        ring = self._rings[device, dtype]
         if ring is not None and not ring.take(tensor, entry):
             self._lost += 1
 
@@ -382,12 +388,15 @@ class Metrics:
 
 
 class Ring:
-    """The last scalars of one CUDA device, in its memory. `waiting` are full ones whose copies it has to make."""
+    """The last scalars of a type on one CUDA device, in its memory: a copy within a type is cheaper than a kernel that
+    converts. `waiting` are full ones whose copies it has to make.
+    """
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
+    def __init__(self, device: Any, dtype: Any) -> None:
+        self._device, self._dtype = device, dtype
         self._torch: Any = sys.modules["torch"]
         self._cuda: Any = self._torch.cuda
+        self._raw_stream: Any = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
         self._spare: list[tuple[Any, list[Any], Any]] = []  # (buffer, its elements, pinned memory)
         self._entries: list[Entry] = []
         self._streams: dict[Any, Any] = {}  # those that values were copied on
@@ -398,14 +407,22 @@ class Ring:
         """Copy `tensor`, without its graph; False where there is no room, or a graph is being captured."""
         if len(self.waiting) >= RINGS_LIMIT or self._cuda.is_current_stream_capturing():
             return False
-        stream = self._cuda.current_stream(self._device)
-        self._streams[stream.cuda_stream] = stream
+        raw = self._raw_stream and self._raw_stream(self._device.index)
+        if raw is None or raw not in self._streams:
+            stream = self._cuda.current_stream(self._device)
+            self._streams[stream.cuda_stream] = stream
         slot = self._buffers[1][len(self._entries)]
         self._entries.append(entry)
-        slot.copy_(tensor.detach().reshape(()), non_blocking=True)
+        value = tensor.detach()
+        slot.copy_(value if value.dim() == 0 else value.reshape(()))
         if len(self._entries) == SIZE:
             self.drain()
         return True
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the device has made the copies of the ring that waits longest."""
+        return bool(self.waiting) and bool(self.waiting[0][0].query())
 
     def drain(self) -> None:
         """Have what is in the ring copied to the host."""
@@ -442,8 +459,8 @@ class Ring:
     def _new(self) -> tuple[Any, list[Any], Any]:
         torch = self._torch
         with torch.no_grad():
-            buffer = torch.zeros(SIZE, dtype=torch.float64, device=self._device)
-            pinned = torch.empty(SIZE, dtype=torch.float64, pin_memory=True)
+            buffer = torch.zeros(SIZE, dtype=self._dtype, device=self._device)
+            pinned = torch.empty(SIZE, dtype=self._dtype, pin_memory=True)
             return buffer, list(buffer.unbind()), pinned
 
 

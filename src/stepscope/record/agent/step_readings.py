@@ -86,10 +86,15 @@ _new_row = tuple.__new__
 PENDING_LIMIT = 256
 # How often it is asked which edges the device has reached: a question to the driver, and a write, for many steps.
 ASKED_EVERY_NS = 100_000_000
+# An edge takes some 10 us of the host, and steps with one cannot be cut late: of steps below this, some are enough.
+SHORT_NS = 10_000_000
 
 
 class DeviceTimer:
-    """Records an edge per step and writes `device_step` {steps, device_ns}, lists, once the device has reached them."""
+    """Records an edge per step and writes `device_step` {steps, device_ns}, lists, once the device has reached them.
+
+    Of short steps one is timed in `ASKED_EVERY_NS`.
+    """
 
     def __init__(self, guard: Guard, journal: Journal, is_paused: Callable[[], bool]) -> None:
         self._journal = journal
@@ -98,6 +103,7 @@ class DeviceTimer:
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._spare: list[Any] = []
         self._asked_ns = 0
+        self._due_ns = 0  # steps that end before have no edge
         build = getattr(sys.modules.get("torch"), "version", None)
         self.possible = bool(getattr(build, "cuda", None) or getattr(build, "hip", None))
         self.step_edge = guard.wrap("device", self._step_edge)
@@ -111,13 +117,17 @@ class DeviceTimer:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         return cuda is not None and bool(cuda.is_initialized())
 
+    def wants(self, now_ns: int) -> bool:
+        """Whether the next step must be cut right where it ends, for an edge."""
+        return now_ns >= self._due_ns and self.in_use
+
     def _step_edge(self, row: StepRow) -> None:
         """Record the edge at the end of `row`; its device time is known when the edge before ended the step before."""
+        end = row.start_ns + row.wall_ns
         cuda: Any = sys.modules["torch"].cuda if self.in_use and not self._is_paused() else None
-        if cuda is None or cuda.is_current_stream_capturing():
+        if cuda is None or end < self._due_ns or cuda.is_current_stream_capturing():
             self._last = None
             return
-        end = row.start_ns + row.wall_ns
         if end - self._asked_ns >= ASKED_EVERY_NS or len(self._pending) >= PENDING_LIMIT // 2:
             self._asked_ns = end
             self._drain()
@@ -126,8 +136,10 @@ class DeviceTimer:
             return
         event = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
         event.record()
-        if self._last is not None and abs(row.start_ns - self._last[0]) < 1_000_000:
+        if self._last is not None and abs(row.start_ns - self._last[0]) < min(1_000_000, row.wall_ns // 2):
             self._pending.append((row.step, self._last[1], event))
+            if row.wall_ns < SHORT_NS:
+                self._due_ns = end + ASKED_EVERY_NS
         self._last = (end, event)
 
     def _drain(self) -> None:
