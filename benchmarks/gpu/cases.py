@@ -1,4 +1,4 @@
-"""Trainings with one planted cost each, and their twins: `cases.py NAME [--fixed] [--steps N] [--device cpu]`.
+"""Trainings with one planted cost each, and their twins: `cases.py NAME|twins [--fixed] [--steps N] [--device cpu]`.
 
 A planted statement ends with `# planted: NAME`. `--fixed` leaves out that cost alone.
 """
@@ -6,16 +6,13 @@ A planted statement ends with `# planted: NAME`. `--fixed` leaves out that cost 
 from __future__ import annotations
 
 import argparse
-import sys
+import gc
+import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "zoo"))
 
 import torch
-from common import Watch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -54,8 +51,8 @@ class Case:
         self.device, self.fixed = device, fixed
         if small:
             self.width, self.depth, self.batch = 32, 2, 8
-        layers = [layer for _ in range(self.depth) for layer in (nn.Linear(self.width, self.width), nn.ReLU())]
-        with torch.device(device):
+        with torch.device(device):  # random numbers of the host would take seconds
+            layers = [layer for _ in range(self.depth) for layer in (nn.Linear(self.width, self.width), nn.ReLU())]
             self.model: nn.Module = nn.Sequential(*layers, nn.Linear(self.width, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.inputs = torch.randn(self.batch, self.width, device=device)
@@ -292,10 +289,32 @@ CASES: dict[str, tuple[type[Case], tuple[str, ...] | None]] = {
 }
 
 
-def main() -> None:
+def train(name: str, options: argparse.Namespace, *, fixed: bool) -> DeviceClock:
     """Train one case."""
+    torch.manual_seed(0)
+    clock = DeviceClock(options.steps, options.device)
+    case = CASES[name][0](options.device, fixed=fixed, small=options.small)
+    for inputs, targets in case.batches(options.steps):
+        case.step(inputs, targets)
+        clock.after_step()
+    return clock
+
+
+def begin_anew(device: str) -> None:
+    """Undo what cases change for the whole process."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch._dynamo.reset()
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def main() -> None:
+    """Train one case; or all, and their twins, one after the other, and say as JSON what their steps took."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=CASES)
+    parser.add_argument("name", choices=(*CASES, "twins"))
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -304,15 +323,16 @@ def main() -> None:
     if options.device != "cpu":
         torch.zeros(1, device=options.device)  # a context takes seconds, and nothing of the device's time
     take_turn()
-    torch.manual_seed(0)
-    watch = Watch()
-    case = CASES[options.name][0](options.device, fixed=options.fixed, small=options.small)
-    clock = DeviceClock(options.steps, options.device)
-    for inputs, targets in case.batches(options.steps):
-        with watch.step(case.model):
-            case.step(inputs, targets)
-        clock.after_step()
-    clock.report(watch)
+    if options.name != "twins":
+        print(f"{options.steps} steps, {train(options.name, options, fixed=options.fixed).mean_ms():.2f} ms each")
+        end_turn()
+        return
+    said: dict[str, list[float]] = {}
+    for name in (name for name, (_case, expected) in CASES.items() if expected is not None):
+        for fixed in (False, True):
+            said.setdefault(name, []).append(train(name, options, fixed=fixed).mean_ms())
+            begin_anew(options.device)
+    print(json.dumps(said))
     end_turn()
 
 

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
-from turn import TURN  # noqa: E402 - found by the line above
+from turn import TURN, leave_core_free  # noqa: E402 - found by the line above
 
 TOLERANCE = 0.02  # of device figures
 NVML_GRAIN = 10  # percent
@@ -53,7 +53,7 @@ BUDGET_S = {"truth": 40.0, "zoo": 170.0, "knobs": 130.0, "cost": 125.0}  # toget
 LONG = 6.0  # times as long
 AT_ONCE = 3  # processes; one of them has the device, the others import or report
 ENVIRON = {"POLARS_MAX_THREADS": "2"}  # reports beside what is timed
-TURNS = 2  # of each way to record a loop
+TURNS = 3  # of each way to record a loop
 PASS, FAIL, SKIP = "pass", "FAIL", "-"
 NO_DEVICE = 4
 
@@ -271,21 +271,14 @@ def zoo(setting: Setting) -> Iterator[Row]:
     scored = {"first finding": 0, "line": 0, "ceiling": 0}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         recorded = {name: pool.submit(record, setting, f"zoo-{name}", *case_words(setting, name)) for name in CASES}
-        timed = {
-            name: [
-                pool.submit(start, setting, *case_words(setting, name), *more)
-                for more in ((), ("--fixed",))
-                if expected is not None
-            ]
-            for name, (_case, expected) in CASES.items()
-        }
+        timed = pool.submit(start, setting, *case_words(setting, "twins"))
         for name, (_case, expected) in CASES.items():
             try:
                 report = recorded[name].result()
                 if expected is None:
                     yield silent(name, report)
                     continue
-                times = [mean_ms(one.result()) for one in timed[name]]
+                times = json.loads(timed.result())[name]
             except (Failed, OSError, ValueError, KeyError) as error:
                 yield Row("zoo", name, str(error)[:100], "", FAIL)
                 continue
@@ -301,11 +294,6 @@ def zoo(setting: Setting) -> Iterator[Row]:
 def case_words(setting: Setting, name: str) -> tuple[str, ...]:
     small = ("--small",) if setting.small else ()
     return (str(HERE / "cases.py"), name, "--device", setting.device, "--steps", str(setting.steps(120)), *small)
-
-
-def mean_ms(said: str) -> float:
-    """The mean step that a script says of itself."""
-    return float(said.strip().splitlines()[-1].split(",")[1].split()[0])
 
 
 def judge_case(name: str, report: Mapping[str, Any], expected: tuple[str, ...], saved: float) -> dict[str, Row]:
@@ -373,15 +361,11 @@ def knobs(setting: Setting) -> Iterator[Row]:
             for model, names in chosen.items()
             for knob in names
         }
-        alone = {
-            (model, knob): [pool.submit(by_hand, setting, model, knob) for _ in range(TURNS)]
-            for model, names in chosen.items()
-            for knob in ("=", *names)
-        }
+        alone = {model: pool.submit(by_hand, setting, model, names) for model, names in chosen.items()}
         for (model, knob), found in tried.items():
             try:
-                times = [min(one.result() for one in alone[model, which]) for which in ("=", knob)]
-                yield judge_knob(f"{knob} on {model}", found.result(), times[1] / times[0] - 1)
+                times = alone[model].result()
+                yield judge_knob(f"{knob} on {model}", found.result(), times[knob] / times["="] - 1)
             except (Failed, OSError, ValueError, KeyError, IndexError) as error:
                 yield Row("knobs", f"{knob} on {model}", str(error)[:100], "a verdict", FAIL)
 
@@ -398,12 +382,15 @@ def experiment(setting: Setting, model: str, knob: str) -> dict[str, Any]:
     return found
 
 
-def by_hand(setting: Setting, model: str, knob: str) -> float:
-    """Milliseconds of a step, by the script's own clock; "=" is no change."""
-    words = (str(HERE / "knobbed.py"), model, "--device", setting.device, "--steps", str(setting.steps(120)))
-    name, _, value = knob.partition("=")
-    environ = {"PYTORCH_CUDA_ALLOC_CONF": value} if name == "allocator.conf" else {}
-    return mean_ms(start(setting, *words, "--hand", knob, environ=environ))
+def by_hand(setting: Setting, model: str, knobs: tuple[str, ...]) -> dict[str, float]:
+    """Milliseconds of a step with each change made in the script, by the device's clock; of "=" with none."""
+    words = (str(HERE / "knobbed.py"), model, "--device", setting.device, "--steps", str(setting.steps(120)), "--hand")
+    outside = [knob for knob in knobs if knob.startswith("allocator.conf=")]  # is read when a process starts
+    said: dict[str, float] = json.loads(start(setting, *words, "=", *(knob for knob in knobs if knob not in outside)))
+    for knob in outside:
+        environ = {"PYTORCH_CUDA_ALLOC_CONF": knob.partition("=")[2]}
+        said[knob] = json.loads(start(setting, *words, "=", environ=environ))["="]
+    return said
 
 
 def judge_knob(what: str, found: Mapping[str, Any], by_hand: float) -> Row:
@@ -428,15 +415,20 @@ def cost(setting: Setting) -> Iterator[Row]:
         "windows": ("-m", "stepscope", "run", "--quiet", "--no-report"),
     }
     for mode in ("eager", "graph", "reduce-overhead"):
-        times: dict[str, list[float]] = {way: [] for way in ways if way != "hooks" or mode == "eager"}
+        lines: list[tuple[str, tuple[str, ...]]] = []
+        for turn in range(TURNS):
+            for way, before in ways.items():
+                out = ("--out", str(setting.out / "runs" / f"cost-{mode}-{way}-{turn}")) if before else ()
+                shutil.rmtree(out[1], ignore_errors=True) if out else None
+                recorded = (*before, *out, "--", sys.executable) if out else ()
+                if mode == "eager" or way != "hooks":
+                    lines.append((way, (*recorded, *words, "--mode", mode)))
+        times: dict[str, list[float]] = {}
         try:
-            for turn in range(TURNS):
-                for way in times:
-                    out = ("--out", str(setting.out / "runs" / f"cost-{mode}-{way}-{turn}")) if ways[way] else ()
-                    shutil.rmtree(out[1], ignore_errors=True) if out else None
-                    line = (*ways[way], *out, "--", sys.executable) if out else ()
-                    said = json.loads(start(setting, *line, *words, "--mode", mode).strip().splitlines()[-1])
-                    times[way].append(said["us"])
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                for (way, _), text in zip(lines, pool.map(lambda one: start(setting, *one[1]), lines), strict=True):
+                    said = json.loads(text.strip().splitlines()[-1])
+                    times.setdefault(way, []).append(said["us"])
                     if said["replayed"] is False:
                         raise Failed(f"{way}: the graph was not replayed")
         except (Failed, OSError, ValueError, KeyError) as error:
@@ -528,6 +520,7 @@ def main() -> None:
         if not here:
             print("no CUDA device that torch can use here; --fake or --device cpu try the plumbing", file=sys.stderr)
             sys.exit(NO_DEVICE)
+    leave_core_free()
     out = options.out.absolute()
     (out / "runs").mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""Trainings for knobs of CUDA, and the same changes by hand: `knobbed.py MODEL [--hand KNOB=VALUE] [--steps N]`.
+"""Trainings for knobs of CUDA, and the same changes by hand: `knobbed.py MODEL [--hand KNOB=VALUE …] [--steps N]`.
 
 `--hand` makes the change that the knob of that name stands for as its documentation says to write it in a script; what
 it gains, by the script's own clock, is what an experiment with the knob must find.
@@ -7,15 +7,12 @@ it gains, by the script's own clock, is what an experiment with the knob must fi
 from __future__ import annotations
 
 import argparse
-import sys
+import gc
+import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "zoo"))
-
 import torch
-from common import Watch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -38,30 +35,16 @@ def network(model: str, device: str) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*parts, nn.Linear(width, 1)), torch.randn(batch, width)
 
 
-def main() -> None:
-    """Train, with the knob's change by hand where one is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=("mlp", "conv"))
-    parser.add_argument("--hand", default="=")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    knob, _, value = options.hand.partition("=")
-    device = options.device
-    if device != "cpu":
-        torch.zeros(1, device=device)
-    take_turn()
+def train(model: str, device: str, steps: int, hand: str) -> float:
+    """Mean ms of a step, with the knob's change by hand; "=" is none."""
+    knob, _, value = hand.partition("=")
     torch.manual_seed(0)
-    watch = Watch()
-    net, inputs = network(options.model, device)
+    torch.set_float32_matmul_precision(value if knob == "matmul_precision" else "highest")
+    torch.backends.cudnn.allow_tf32 = (knob, value) != ("cudnn.allow_tf32", "false")
+    torch.backends.cudnn.benchmark = (knob, value) == ("cudnn.benchmark", "true")
+    net, inputs = network(model, device)
     net = net.to(device)
-    if knob == "matmul_precision":
-        torch.set_float32_matmul_precision(value)
-    elif knob == "cudnn.allow_tf32":
-        torch.backends.cudnn.allow_tf32 = value == "true"
-    elif knob == "cudnn.benchmark":
-        torch.backends.cudnn.benchmark = value == "true"
-    elif knob == "memory_format":
+    if knob == "memory_format":
         net = net.to(memory_format=getattr(torch, value))
     elif knob.startswith("compile"):
         net.compile(mode=None if value == "true" else value)
@@ -69,19 +52,41 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **more)
     scaler = torch.amp.GradScaler(device, enabled=(knob, value) == ("amp.dtype", "fp16"))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(value) if knob == "amp.dtype" else None
-    clock = DeviceClock(options.steps, device)
-    batches: Any = [(inputs, torch.zeros(len(inputs), 1))] * options.steps
+    clock = DeviceClock(steps, device)
+    batches: Any = [(inputs, torch.zeros(len(inputs), 1))] * steps
     for batch, targets in DataLoader(batches, batch_size=None, pin_memory=knob == "loader.pin_memory"):
-        with watch.step(net):
-            batch, targets = (one.to(device, non_blocking=True) for one in (batch, targets))
-            optimizer.zero_grad()
-            with nullcontext() if dtype is None else torch.autocast(device, dtype):
-                loss = F.mse_loss(net(batch).float(), targets)
+        batch, targets = (one.to(device, non_blocking=True) for one in (batch, targets))
+        optimizer.zero_grad()
+        with nullcontext() if dtype is None else torch.autocast(device, dtype):
+            loss = F.mse_loss(net(batch).float(), targets)
+        if knob != "amp.dtype":
+            loss.backward()
+            optimizer.step()
+        else:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
         clock.after_step()
-    clock.report(watch)
+    return clock.mean_ms()
+
+
+def main() -> None:
+    """Train; by hand with each change named, one after the other, and say as JSON what their steps took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=("mlp", "conv"))
+    parser.add_argument("--hand", nargs="+", metavar="KNOB=VALUE", default=["="])
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    if options.device != "cpu":
+        torch.zeros(1, device=options.device)
+    take_turn()
+    said = {}
+    for hand in options.hand:
+        said[hand] = train(options.model, options.device, options.steps, hand)
+        torch._dynamo.reset()
+        gc.collect()
+    print(json.dumps(said))
     end_turn()
 
 
