@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,7 @@ from turn import take_turn
 CALLS = 4  # of a case, one behind the other: what lies between an event and a kernel is shared by them
 LARGE = 4096  # rows of a product of fp32 on a GPU: 137 GFLOP, milliseconds; those of tensor cores have twice as many
 SPIN_CYCLES = 2_000_000
-WARMUP = 5  # steps that do not count
+OTHER = "what keeps the device busy"
 NVML_EVERY_S = 0.1
 
 Work = dict[str, tuple[Callable[[], Any], dict[str, Any]]]  # by name: (call, what is known of it)
@@ -73,26 +74,25 @@ def copies(device: str) -> Work:
 
 
 class Clock:
-    """µs of the calls of a case, on a GPU by events that are read at the end."""
+    """µs by events that are read at the end, on the CPU by the host's clock: of each step, of a call."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._pairs: list[tuple[Any, Any]] = []
 
-    def time(self, call: Callable[[], Any]) -> None:
-        begin = self._now()
-        for _ in range(CALLS):
+    def time(self, call: Callable[[], Any], calls: int = 1) -> None:
+        begin = self.now()
+        for _ in range(calls):
             call()
-        self._pairs.append((begin, self._now()))
+        self._pairs.append((begin, self.now()))
 
-    def us(self) -> float:
-        """Of a call, the median of the steps."""
-        pairs = self._pairs[WARMUP:] or self._pairs
-        if self._device == "cpu":
-            return median((end - begin) * 1e6 / CALLS for begin, end in pairs)
-        return float(median(begin.elapsed_time(end) * 1e3 / CALLS for begin, end in pairs))
+    def us(self, calls: int = 1) -> list[float]:
+        return [self.between_us(begin, end) / calls for begin, end in self._pairs]
 
-    def _now(self) -> Any:
+    def between_us(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end) * 1e3) if self._device != "cpu" else (end - begin) * 1e6
+
+    def now(self) -> Any:
         if self._device == "cpu":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -142,26 +142,29 @@ def main() -> None:
             call()
         torch.cuda.synchronize()
         return
-    clocks = {name: Clock(options.device) for name in cases}
-    first = torch.zeros(2**26 if on_gpu else 2**10, device=options.device)
+    clocks = {name: Clock(options.device) for name in (*cases, OTHER)}
+    other = torch.zeros(2**26 if on_gpu else 2**10, device=options.device)
     weight = torch.nn.Parameter(torch.zeros(3, device=options.device))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     nvml = Nvml()
     nvml.start()
-    for step in range(options.steps):
-        if step == WARMUP:
-            began = time.perf_counter()
+    ends = [clocks[OTHER].now()]
+    for _ in range(options.steps):
         optimizer.zero_grad()
         for name, (call, _known) in cases.items():
-            first.cos_()  # the device is busy while the events and the calls are launched
-            clocks[name].time(call)
+            clocks[OTHER].time(other.cos_)  # the device is busy while the events and the calls are launched
+            clocks[name].time(call, CALLS)
         weight.sum().backward()
         optimizer.step()
+        ends.append(clocks[OTHER].now())
     if on_gpu:
         torch.cuda.synchronize()
-    step_us = (time.perf_counter() - began) / (options.steps - WARMUP) * 1e6
-    truth = {name: {**known, "us": clocks[name].us()} for name, (_call, known) in cases.items()}
-    about = {"torch": torch.__version__, "python": sys.version.split()[0], "step_us": step_us, "calls": CALLS}
+    truth = {name: {**known, "us": clocks[name].us(CALLS)} for name, (_call, known) in cases.items()}
+    step_us = [clocks[OTHER].between_us(begin, end) for begin, end in pairwise(ends)]
+    others_us = clocks[OTHER].us()
+    other_us = [sum(others_us[at : at + len(cases)]) for at in range(0, len(others_us), len(cases))]
+    about: dict[str, Any] = {"torch": torch.__version__, "python": sys.version.split()[0], "calls": CALLS}
+    about |= {"step_us": step_us, "other_us": other_us}
     if on_gpu:
         about |= {"gpu": torch.cuda.get_device_name(), "nvml_busy_pct": nvml.busy_pct()}
     options.out.write_text(json.dumps({"about": about, "cases": truth}))
