@@ -44,7 +44,7 @@ class Case:
     cost nothing else is lost.
     """
 
-    width, depth, batch = 4096, 4, 8192
+    width, depth, batch = 4096, 4, 12288
     autocast = True
 
     def __init__(self, device: str, *, fixed: bool, small: bool) -> None:
@@ -176,6 +176,8 @@ class StarvingLoader(Case):
 
 class PythonBetween(Case):
     """Arithmetic of Python before every layer."""
+
+    batch = 8192
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         for layer in self.model:  # type: ignore[attr-defined]
