@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from msgspec import Struct
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.user_code import LIBRARY_PARTS, MODULE_CALL
 
+MODULE_BODY = "<module>"  # what traces call the code of a file outside of its functions
 MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -46,7 +47,7 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # What may leave out a part of itself.
-_CHOICES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.Compare)
+_CHOICES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.Compare, ast.Assert)
 # Methods that give back the module they are called on.
 _SAME = frozenset("to cuda cpu xpu half float double bfloat16 eval train type requires_grad_ share_memory apply".split())
 # These and other methods of modules, which hide a module of their name; and of tensors and optimizers, what no layer
@@ -56,6 +57,7 @@ _NO_LAYERS = _SAME | frozenset(
     " state_dict load_state_dict register_buffer step backward detach item clone size dim numel view reshape"
     " contiguous append items keys values update unscale_".split()
 )
+_BREAKS = (ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await)  # after them a loop may begin anew
 _CALLING = ("map", "filter")  # built-in names whose calls call modules and functions
 
 
@@ -67,15 +69,17 @@ class Call(NamedTuple):
 
     `name` is the bare name called; that of an operator may be `aten::select`, that of a module `nn.Module: Linear`.
     In the same run of the function it is number `turn` (from 0) of `turns` calls of the name, a module's of any
-    module, and one of `repeats` of the same slice name; none is more than `MANY`. 0 `turns` are not known. `others` are
-    the names of all that the function called.
+    module, and one of `repeats` of the same slice name; `modules` are different modules called. No number is more than
+    `MANY`; 0 `turns` are not known. `others` are all names that the function called, with how often it did in one run
+    at most.
     """
 
     name: str
     turn: int = 0
     turns: int = 0
     repeats: int = 0
-    others: frozenset[str] = frozenset()
+    modules: int = 0
+    others: frozenset[tuple[str, int]] = frozenset()
 
 
 class CallSite(Struct, frozen=True):
@@ -131,35 +135,18 @@ class Lines:
         The arguments are else those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
         scope, known = self._function(file, function, def_line), self._names(file)
-        if call.name.startswith(MODULE_CALL):
-            sites = _sites(scope, lambda node: isinstance(node, ast.Call))
-            named = Counter(_key(site.called).removeprefix(".") for site in sites)
-            # what the trace calls by a name that the text has once is no module
-            told = frozenset(name for name in call.others if named[name] == 1)
-            sites = [site for site in sites if site.called is not None and known.may_be_module(site.called, told)]
-            # what a generator calls has the generator for its function
-            sites = [site for site in sites if site.loop is scope or not isinstance(site.loop, ast.GeneratorExp)]
-        else:
-            name = call.name.removeprefix("aten::")
-            sign = name.rstrip("_") if call.name != name else ""
-            free = name in known.handed_on  # so that other names may call it
-            sites = _sites(
-                scope,
-                lambda node: (
-                    _is_call(node, name)
-                    or _is_sign(node, sign)
-                    or (free and (known.names(node, name) or known.may_be_function(node)))
-                ),
-            )
-        if scope is not None and def_line is not None:
-            sites = _still_ahead(scope, sites, def_line)
+        if scope is None:
+            return None
+        is_module = call.name.startswith(MODULE_CALL)
+        sites, plain = (_module_sites if is_module else _function_sites)(scope, known, call)
+        at = None if def_line is None or _begins(scope, def_line) else def_line
+        sites = sites if at is None else _still_ahead(scope, sites, at)
         outside = [site for site in sites if site.loop is None]
         if len(outside) == len(sites) < call.turns:
             return None  # something else makes such calls too
         if len({site.line for site in sites}) > 1:
-            at = None if scope is None or _begins(scope, def_line) else def_line
-            line = _in_order(sites, call, at)
-            if line is not None or not call.name.startswith(MODULE_CALL):
+            line = _in_order(scope, sites, call, at) if plain or len(outside) == len(sites) else None
+            if line is not None or not is_module:
                 return line
             # a module goes by one name in a function: none whose lines make fewer calls than there were of it
             lines = Counter(_key(site.called) for site in outside)
@@ -216,7 +203,7 @@ class Lines:
         tree = self._tree(file)
         if tree is None:
             return None
-        if function == "<module>":
+        if function == MODULE_BODY:
             return tree
         found: list[ast.expr | ast.stmt] = []
         # of a function that ran before the recording began, traces give the line it was at
@@ -319,28 +306,63 @@ def _begins(scope: ast.AST, line: int | None) -> bool:
 
 def _still_ahead(scope: ast.AST, sites: list[_Site], at: int) -> list[_Site]:
     """Without what lies before the line that a function was at, and before the loops around that line."""
-    if _begins(scope, at):
-        return sites
-    around = [loop.lineno for loop in _loops(scope) if loop.lineno <= at <= (loop.end_lineno or loop.lineno)]
-    return [site for site in sites if site.line >= min([at, *around])]
+    nodes = [node for node, _, _ in _walk(scope) if isinstance(node, ast.stmt) and node is not scope]
+    around = [node for node in nodes if node.lineno <= at <= (node.end_lineno or at)]
+    loops = [node.lineno for node in around if isinstance(node, _LOOPS)]
+    first = min([*loops, max((node.lineno for node in around), default=at)])
+    return [site for site in sites if site.line >= first]
 
 
-def _in_order(sites: list[_Site], call: Call, at: int | None) -> int | None:
+def _module_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site], bool]:
+    """What may call a module: all that nothing else in the trace is."""
+    sites = _sites(scope, lambda node: isinstance(node, ast.Call))
+    named = Counter(_key(site.called).removeprefix(".") for site in sites)
+    looped = {_key(site.called).removeprefix(".") for site in sites if site.loop is not None}
+    # where every call of a name in the text is one of that name in the trace, none is a module's
+    told = [name for name, most in call.others if named[name] <= (1 if name in looped else most)]
+    sites = [site for site in sites if site.called is not None and known.may_be_module(site.called, told)]
+    # what a generator calls has the generator for its function
+    return [site for site in sites if site.loop is scope or not isinstance(site.loop, ast.GeneratorExp)], True
+
+
+def _function_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site], bool]:
+    """What may call a function or an operator, and whether each names it."""
+    name = call.name.removeprefix("aten::")
+    sign = name.rstrip("_") if call.name != name else ""
+    named = _sites(scope, lambda node: known.calls(node, name))
+    free = name in known.handed_on  # so that other names may call it
+
+    def may_be(node: ast.AST) -> bool:
+        return known.calls(node, name) or _is_sign(node, sign) or (free and known.may_be_call(node, name))
+
+    sites = _sites(scope, may_be)
+    return sites, sites == named
+
+
+def _in_order(scope: ast.AST, sites: list[_Site], call: Call, at: int | None) -> int | None:
     """The line of a call where each of the sites made one of those that there were, or as many in turns in a loop."""
     loop, count = sites[0].loop, len(sites)
     if not 0 < call.turns < MANY or any(site.loop is not loop for site in sites):
         return None
     if loop is None:
         return sites[call.turn].line if call.turns == count else None
-    skips = any(isinstance(node, ast.Continue) for node in ast.walk(loop))
-    if skips or not all(site.sure for site in sites) or call.turns % count:
+    outer = next(node for node in _loops(scope) if any(each is loop for each in ast.walk(node)))
+    inside = list(ast.walk(outer))
+    breaks = any(isinstance(node, _BREAKS) for node in inside)
+    if breaks or not all(site.sure for site in sites) or any(site.line == at for site in sites):
         return None
     # of a function that ran already, the first calls are those behind its line
-    begun = sum(site.line <= at for site in sites) if at is not None and at >= loop.lineno else 0
-    site = sites[(call.turn + begun) % count]
-    same = sum(_key(other.called) == _key(site.called) for other in sites)
-    # what is no such call would stand among the sites: then they would be of another number than the calls
-    return site.line if call.repeats * count == call.turns * same else None
+    begun = sum(site.line < at for site in sites) if at is not None and at >= loop.lineno else 0
+    ordered = [sites[(turn + begun) % count] for turn in range(call.turns)]
+    site = ordered[call.turn]
+    if not call.name.startswith(MODULE_CALL):
+        return site.line
+    # if one of the sites calls no module, there are fewer modules than names
+    names = {_key(each.called) for each in sites}
+    stored = {_key(node) for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)} | {""}
+    steady = not stored & (names | {_root(each.called) for each in sites})
+    same = sum(_key(each.called) == _key(site.called) for each in ordered)
+    return site.line if steady and call.modules == len(names) and call.repeats == same else None
 
 
 class _Names:
@@ -359,6 +381,8 @@ class _Names:
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._defined.add(node.name)
+                if any(_key(each).endswith("property") for each in node.decorator_list):
+                    self._stored[f".{node.name}"] += 1
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 aliases.update({alias.asname: alias.name for alias in node.names if alias.asname is not None})
                 for alias in node.names:
@@ -371,9 +395,11 @@ class _Names:
                 self._stored[_key(node)] += 1
         self._functions |= self._defined
         for node in nodes:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and (name := _class_of(node.value)) is not None:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                name = _class_of(node.value)
+                names = [name] if name and not {name, f".{name}"} & self._stored.keys() else self._named(node.value)
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    self._made[_key(target)].append(aliases.get(name, name))
+                    self._made[_key(target)].extend(aliases.get(each, each).removeprefix("Lazy") for each in names)
         called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         self.handed_on = {name for node in nodes if id(node) not in called for name in self._named(node)}
 
@@ -385,32 +411,34 @@ class _Names:
         name = key.removeprefix(".")
         if not key or not isinstance(getattr(node, "ctx", None), ast.Load):
             return []
-        of_library = key != name and self._root(node) in self._functions - self._stored.keys()
+        of_library = key != name and _root(node) in self._functions - self._stored.keys()
         return [name] if of_library or name in self._defined or key in self._functions else []
 
-    def _root(self, node: ast.AST) -> str:
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        return _key(node)
+    def calls(self, node: ast.AST, name: str) -> bool:
+        """Whether a node calls a function, by its name or one that it alone was given."""
+        if not isinstance(node, ast.Call):
+            return False
+        key = _key(node.func)
+        return key.removeprefix(".") == name or set(self._classes(key) or ()) == {name}
 
-    def names(self, node: ast.AST, name: str) -> bool:
-        return name in self._named(node)
-
-    def may_be_function(self, node: ast.AST) -> bool:
-        """Whether a node calls what may be a function handed on under another name."""
+    def may_be_call(self, node: ast.AST, name: str) -> bool:
+        """Whether a node may call a function that is handed on: it names it, or calls something that it may be."""
+        if name in self._named(node):
+            return True
         return (
             isinstance(node, ast.Call)
             and self._classes(_key(node.func)) is None
-            and self.may_be_module(node.func, frozenset())
+            and self.may_be_module(node.func, ())
         )
 
-    def may_be_module(self, called: ast.expr, others: frozenset[str]) -> bool:
+    def may_be_module(self, called: ast.expr, others: Collection[str]) -> bool:
         """Whether a module may be called so, in a function that called `others` in the trace by these names alone."""
         key = _key(called)
         if not key or key in self._stored or key in _CALLING:
-            return True
+            made = self._classes(key)
+            return not made or any(name[:1].isupper() for name in made)
         name = key.removeprefix(".")
-        if name in others or self._root(called) in self._functions - self._stored.keys():
+        if name in others or _root(called) in self._functions - self._stored.keys():
             return False
         if key == name:
             return name not in self._functions and not name[:1].isupper()
@@ -430,6 +458,12 @@ def _key(node: ast.AST | None) -> str:
     if isinstance(node, ast.Attribute):
         return f".{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _root(node: ast.AST | None) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return _key(node)
 
 
 def _class_of(value: ast.expr | None) -> str | None:
