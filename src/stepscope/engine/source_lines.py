@@ -333,7 +333,8 @@ def _function_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Si
     free = name in known.handed_on  # so that other names may call it
 
     def may_be(node: ast.AST) -> bool:
-        return known.calls(node, name) or _is_sign(node, sign) or (free and known.may_be_call(node, name))
+        may_call = known.reads(node, name) or (free and known.may_be_call(node, name))
+        return may_call or known.calls(node, name) or _is_sign(node, sign)
 
     sites = _sites(scope, may_be)
     return sites, sites == named
@@ -400,8 +401,8 @@ class _Names:
                 names = [name] if name and not {name, f".{name}"} & self._stored.keys() else self._named(node.value)
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     self._made[_key(target)].extend(aliases.get(each, each).removeprefix("Lazy") for each in names)
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        self.handed_on = {name for node in nodes if id(node) not in called for name in self._named(node)}
+        self._called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        self.handed_on = {name for node in nodes if id(node) not in self._called for name in self._named(node)}
 
     def _named(self, node: ast.AST) -> list[str]:
         """The function that a node names, or asks for by a text."""
@@ -420,6 +421,10 @@ class _Names:
             return False
         key = _key(node.func)
         return key.removeprefix(".") == name or set(self._classes(key) or ()) == {name}
+
+    def reads(self, node: ast.AST, name: str) -> bool:
+        """Whether a node reads an attribute, which may be a property of that name."""
+        return isinstance(node, ast.Attribute) and node.attr == name and id(node) not in self._called
 
     def may_be_call(self, node: ast.AST, name: str) -> bool:
         """Whether a node may call a function that is handed on: it names it, or calls something that it may be."""
