@@ -58,6 +58,7 @@ _NO_LAYERS = _SAME | frozenset(
     " contiguous append items keys values update unscale_".split()
 )
 _BREAKS = (ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await)  # after them a loop may begin anew
+_SPACES = ("linalg", "fft", "special")  # of torch: what `torch.linalg.qr` calls is named `linalg_qr`
 _CALLING = ("map", "filter")  # built-in names whose calls call modules and functions
 
 
@@ -328,7 +329,9 @@ def _module_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site
 def _function_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site], bool]:
     """What may call a function or an operator, and whether each names it."""
     name = call.name.removeprefix("aten::")
-    sign = name.rstrip("_") if call.name != name else ""
+    for space in _SPACES:
+        name = name.removeprefix(f"{space}_")
+    sign = name.rstrip("_") if call.name.startswith("aten::") else ""
     named = _sites(scope, lambda node: known.calls(node, name))
     free = name in known.handed_on  # so that other names may call it
 
