@@ -143,6 +143,9 @@ class Lines:
         at = None if def_line is None or _begins(scope, def_line) else def_line
         sites = sites if at is None else _still_ahead(scope, sites, at)
         outside = [site for site in sites if site.loop is None]
+        if len(outside) < call.turns:
+            sites = _staying(scope, sites)
+            outside = [site for site in sites if site.loop is None]
         if len(outside) == len(sites) < call.turns:
             return None  # something else makes such calls too
         if len({site.line for site in sites}) > 1:
@@ -341,6 +344,16 @@ def _function_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Si
 
     sites = _sites(scope, may_be)
     return sites, sites == named
+
+
+def _staying(scope: ast.AST, sites: list[_Site]) -> list[_Site]:
+    """Without what a function calls before it leaves early, ahead of all loops: it then makes no call in a loop."""
+    looped = min((site.line for site in sites if site.loop is not None), default=0)
+    branches = [node for node, loop, _ in _walk(scope) if isinstance(node, ast.If) and loop is None]
+    blocks = [block for node in branches for block in (node.body, node.orelse) if block]
+    leaving = [block for block in blocks if isinstance(block[-1], ast.Return | ast.Raise)]
+    spans = [(block[0].lineno, block[-1].end_lineno or looped) for block in leaving]
+    return [site for site in sites if not any(first <= site.line <= last < looped for first, last in spans)]
 
 
 def _in_order(scope: ast.AST, sites: list[_Site], call: Call, at: int | None) -> int | None:
