@@ -48,15 +48,16 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # What may leave out a part of itself.
 _CHOICES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.Compare, ast.Assert)
-# Methods that give back the module they are called on.
-_SAME = frozenset("to cuda cpu xpu half float double bfloat16 eval train type requires_grad_ share_memory apply".split())
-# These and other methods of modules, which hide a module of their name; and of tensors and optimizers, what no layer
-# is called.
-_NO_LAYERS = _SAME | frozenset(
-    "forward zero_grad parameters named_parameters buffers named_buffers modules named_modules children named_children"
-    " state_dict load_state_dict register_buffer step backward detach item clone size dim numel view reshape"
-    " contiguous append items keys values update unscale_".split()
+# Methods that give back the module they are called on; these and other methods of modules, which hide a module of their
+# name, and of tensors and optimizers, what no layer is called.
+_SAME = "to cuda cpu xpu half float double bfloat16 eval train type requires_grad_ share_memory apply"
+_OTHERS = (
+    "forward zero_grad parameters named_parameters buffers named_buffers modules named_modules children named_children "
+    "state_dict load_state_dict register_buffer step backward detach item clone size dim numel view reshape contiguous "
+    "append items keys values update unscale_"
 )
+_SELF_RETURNING = frozenset(_SAME.split())
+_NO_LAYERS = _SELF_RETURNING | frozenset(_OTHERS.split())
 _BREAKS = (ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await)  # after them a loop may begin anew
 _SPACES = ("linalg", "fft", "special")  # of torch: what `torch.linalg.qr` calls is named `linalg_qr`
 _CALLING = ("map", "filter")  # built-in names whose calls call modules and functions
@@ -447,9 +448,7 @@ class _Names:
         if name in self._named(node):
             return True
         return (
-            isinstance(node, ast.Call)
-            and self._classes(_key(node.func)) is None
-            and self.may_be_module(node.func, ())
+            isinstance(node, ast.Call) and self._classes(_key(node.func)) is None and self.may_be_module(node.func, ())
         )
 
     def may_be_module(self, called: ast.expr, others: Collection[str]) -> bool:
@@ -491,7 +490,7 @@ def _class_of(value: ast.expr | None) -> str | None:
     """`Net` of `Net(1)` and of `nets.Net(1).to(device)`."""
     while isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
-            if value.func.attr not in _SAME:
+            if value.func.attr not in _SELF_RETURNING:
                 return None
             value = value.func.value
             continue
