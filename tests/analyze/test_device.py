@@ -251,6 +251,13 @@ def test_a_line_is_exact_where_the_source_leaves_no_doubt(callee: str, started: 
     assert [(row.place.line, row.exact_line) for row in found.lines] == [(line, exact)]
 
 
+def test_a_file_that_ran_already_has_no_line_where_none_is_known() -> None:
+    trace = Slices()
+    trace.kernel(0, 10, below=trace.python("torch/nn/functional.py(9): linear", trace.python("train.py(13): <module>")))
+    line = only(lines_of(trace))
+    assert (line.place.line, line.exact_line) == (None, False)
+
+
 MODULES = """\
 from torch import nn
 from torch.nn import functional as F

@@ -9,7 +9,7 @@ import ast
 import builtins
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import polars as pl
@@ -253,6 +253,7 @@ class _Node(NamedTuple):
     sure: bool
 
 
+@lru_cache(maxsize=64)  # many calls of one function are asked about together
 def _walk(scope: ast.AST | None, *, last_first: bool = False) -> list[_Node]:
     """Nodes of a function as they are evaluated, outer ones first, without functions defined in it."""
     found: list[_Node] = []
@@ -364,7 +365,7 @@ def _in_order(scope: ast.AST, sites: list[_Site], call: Call, at: int | None) ->
         return None
     if loop is None:
         return sites[call.turn].line if call.turns == count else None
-    outer = next(node for node in _loops(scope) if any(each is loop for each in ast.walk(node)))
+    outer = next(node for node in _loops(scope) if node.lineno <= loop.lineno <= (node.end_lineno or node.lineno))
     inside = list(ast.walk(outer))
     breaks = any(isinstance(node, _BREAKS) for node in inside)
     if breaks or not all(site.sure for site in sites) or any(site.line == at for site in sites):
