@@ -272,7 +272,8 @@ class Run:
 
         code = _code(self.options, self.folder if self.recorded else None)
         run = self.tables.run
-        reader = SourceReader(SourceFiles(code.source_roots, run.source_hashes), recorded_ns=run.started_ns)
+        files = SourceFiles(code.source_roots, run.source_hashes, run.user_roots)
+        reader = SourceReader(files, recorded_ns=run.started_ns)
         texts = {file: reader.text(file) for file in user_files(self.tables, code)}
         return Context(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
 

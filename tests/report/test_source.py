@@ -119,6 +119,16 @@ def test_a_file_without_a_hash_that_is_younger_than_the_run_tells_no_lines_unles
     assert SourceReader(SourceFiles((str(root),)), recorded_ns=10**18).text(file)
 
 
+@pytest.mark.parametrize("named", ["copy", "."])  # the folder of the code, and the one around it
+def test_a_folder_named_for_it_stands_in_for_one_that_is_gone(tmp_path: Path, named: str) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "a.py").write_text("one\n")
+    gone = "/gone/project/copy"
+    reader = SourceReader(SourceFiles((str(tmp_path / named),), folders=(gone,)), recorded_ns=1)
+    assert reader.text(f"{gone}/a.py") == "one\n"
+    assert reader.text("/gone/project/a.py") is None
+
+
 @pytest.mark.parametrize("inside", [".", "deeper"])
 def test_the_readers_own_folder_and_its_git_root_need_no_hash(
     root: Path, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,9 @@ class Facts(Analysis):
     trial = _made(lambda facts: sites.trial(facts._tables))
     metrics = _made(lambda facts: metrics.facts(facts._tables, facts._labelled))
     source_files = _made(
-        lambda facts: SourceFiles(facts._context.options.source_roots, facts._tables.run.source_hashes)
+        lambda facts: SourceFiles(
+            facts._context.options.source_roots, facts._tables.run.source_hashes, facts._tables.run.user_roots
+        )
     )
 
     # --------------------------------------------------------------------------------------------- sampled stacks

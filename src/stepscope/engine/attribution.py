@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import Struct, field
 
 from stepscope.engine import slice_tree
-from stepscope.engine.source_lines import MANY, Call
+from stepscope.engine.source_lines import MANY, MODULE_BODY, Call
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
@@ -175,23 +175,28 @@ class _Calls:
         kinds: Numbers[str] = Numbers()
         kind = [kinds[MODULE_CALL if name.startswith(MODULE_CALL) else name] for name in self._names]
         turn, turns = _ordered(caller, np.asarray([*kind, NONE])[codes], span.start_ns[self.rows])
-        _, repeats = _ordered(caller, codes, span.start_ns[self.rows])
+        again, repeats = _ordered(caller, codes, span.start_ns[self.rows])
+        is_module = np.asarray([*(name.startswith(MODULE_CALL) for name in self._names), False])[codes]
+        modules = np.bincount(caller[is_module & (again == 0)], minlength=len(span))[caller]
         places = tree.user[caller].astype(np.int64)
-        pairs = np.unique(places * len(self._names) + codes)
-        others: dict[int, set[str]] = {}
-        for pair in pairs.tolist():
-            others.setdefault(pair // len(self._names), set()).add(self._names[pair % len(self._names)])
+        pairs, which = np.unique(places * len(self._names) + codes, return_inverse=True)
+        most = np.zeros(len(pairs), np.int64)
+        np.maximum.at(most, which, turns)
+        others: dict[int, set[tuple[str, int]]] = {}
+        for pair, often in zip(pairs.tolist(), most.tolist(), strict=True):
+            others.setdefault(pair // len(self._names), set()).add((self._names[pair % len(self._names)], often))
         self._others = {place: frozenset(names) for place, names in others.items()}
         self.keys = places * len(self._names) + codes
-        for count in (np.where(turns < MANY, turn, 0), turns, repeats):
+        for count in (np.where(turns < MANY, turn, 0), turns, repeats, modules):
             self.keys = self.keys * (MANY + 1) + np.minimum(count, MANY)
 
     def call(self, key: int) -> Call:
+        key, modules = divmod(key, MANY + 1)
         key, repeats = divmod(key, MANY + 1)
         key, turns = divmod(key, MANY + 1)
         key, turn = divmod(key, MANY + 1)
         place, code = divmod(key, len(self._names))
-        return Call(self._names[code], turn, turns, repeats, self._others[place])
+        return Call(self._names[code], turn, turns, repeats, modules, self._others[place])
 
 
 def _ordered(caller: Int64, kind: Int64 | Int32, start: Int64) -> tuple[Int64, Int64]:
@@ -287,6 +292,8 @@ def exact(base: Base, index: int, call: int) -> Origin:
         line = base.lines.only_line(origin.file, origin.function, origin.line, base.calls[call])
         if line is not None:
             return origin._replace(line=line, exact=True)
+    if origin.function == MODULE_BODY:
+        return origin._replace(line=None)  # it is the line that the file was at when the recording began
     first = base.lines.definition(origin.file, origin.function, origin.line)
     return origin if first is None else origin._replace(line=first)
 

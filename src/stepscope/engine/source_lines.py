@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import polars as pl
@@ -18,6 +18,7 @@ from msgspec import Struct
 from stepscope.engine.samples import Samples, short
 from stepscope.engine.user_code import LIBRARY_PARTS, MODULE_CALL
 
+MODULE_BODY = "<module>"  # what traces call the code of a file outside of its functions
 MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would take minutes
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
@@ -37,7 +38,7 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
     "bitwise_and": (ast.BitAnd,),
     "bitwise_or": (ast.BitOr,),
     "bitwise_not": (ast.Invert,),
-    "eq": (ast.Eq,),
+    "eq": (ast.Eq, ast.In, ast.NotIn),
     "ne": (ast.NotEq,),
     "lt": (ast.Lt,),
     "le": (ast.LtE,),
@@ -45,6 +46,21 @@ _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
     "ge": (ast.GtE,),
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+# What may leave out a part of itself.
+_CHOICES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match, ast.Compare, ast.Assert)
+# Methods that give back the module they are called on; these and other methods of modules, which hide a module of their
+# name, and of tensors and optimizers, what no layer is called.
+_SAME = "to cuda cpu xpu half float double bfloat16 eval train type requires_grad_ share_memory apply"
+_OTHERS = (
+    "forward zero_grad parameters named_parameters buffers named_buffers modules named_modules children named_children "
+    "state_dict load_state_dict register_buffer step backward detach item clone size dim numel view reshape contiguous "
+    "append items keys values update unscale_"
+)
+_SELF_RETURNING = frozenset(_SAME.split())
+_NO_LAYERS = _SELF_RETURNING | frozenset(_OTHERS.split())
+_BREAKS = (ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await)  # after them a loop may begin anew
+_SPACES = ("linalg", "fft", "special")  # of torch: what `torch.linalg.qr` calls is named `linalg_qr`
+_CALLING = ("map", "filter")  # built-in names whose calls call modules and functions
 
 
 MANY = 64  # calls of a function that is asked about: more are a loop's, whose number says no more
@@ -55,15 +71,17 @@ class Call(NamedTuple):
 
     `name` is the bare name called; that of an operator may be `aten::select`, that of a module `nn.Module: Linear`.
     In the same run of the function it is number `turn` (from 0) of `turns` calls of the name, a module's of any
-    module, and one of `repeats` of the same slice name; none is more than `MANY`. 0 `turns` are not known. `others` are
-    the names of all that the function called.
+    module, and one of `repeats` of the same slice name; `modules` are different modules called. No number is more than
+    `MANY`; 0 `turns` are not known. `others` are all names that the function called, with how often it did in one run
+    at most.
     """
 
     name: str
     turn: int = 0
     turns: int = 0
     repeats: int = 0
-    others: frozenset[str] = frozenset()
+    modules: int = 0
+    others: frozenset[tuple[str, int]] = frozenset()
 
 
 class CallSite(Struct, frozen=True):
@@ -118,34 +136,27 @@ class Lines:
 
         The arguments are else those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
-        scope = self._function(file, function, def_line)
-        if call.name.startswith(MODULE_CALL):
-            return self._line_of_module(file, scope, call)
-        name = call.name.removeprefix("aten::")
-        sign = name.rstrip("_") if call.name != name else ""
-        sites = _sites(scope, lambda node: _is_call(node, name) or _is_sign(node, sign))
-        found = {site.line for site in sites}
-        if len(found) > 1:
-            return _in_order(sites, call)
-        calls = self._calls_sampled
-        if not found and calls is not None:
-            here = (pl.col("user_file") == file) & (pl.col("name") == function) & (pl.col("callee") == name)
-            found = set(calls.filter(here & pl.col("line").is_not_null())["line"].to_list())
-        return found.pop() if len(found) == 1 else None
-
-    def _line_of_module(self, file: str, scope: ast.AST | None, call: Call) -> int | None:
-        """A module has a name of the user's: its line is that of the only call which nothing else of the trace is."""
-        known = self._names(file)
-        sites = _sites(scope, lambda node: isinstance(node, ast.Call) and known.may_be_module(node.func, call.others))
-        # what a generator calls has the generator for its function
-        sites = [site for site in sites if site.loop is scope or not isinstance(site.loop, ast.GeneratorExp)]
+        scope, known = self._function(file, function, def_line), self._names(file)
+        if scope is None:
+            return None
+        is_module = call.name.startswith(MODULE_CALL)
+        sites, plain = (_module_sites if is_module else _function_sites)(scope, known, call)
+        at = None if def_line is None or _begins(scope, def_line) else def_line
+        sites = sites if at is None else _still_ahead(scope, sites, at)
         outside = [site for site in sites if site.loop is None]
-        if call.repeats > len(outside):  # more calls of one module than the lines outside loops make
-            sites = [site for site in sites if site.loop is not None]
+        if len(outside) < call.turns:
+            sites = _staying(scope, sites)
+            outside = [site for site in sites if site.loop is None]
+        if len(outside) == len(sites) < call.turns:
+            return None  # something else makes such calls too
         if len({site.line for site in sites}) > 1:
-            line = _in_order(sites, call)
-            if line is not None:
+            line = _in_order(scope, sites, call, at) if plain or len(outside) == len(sites) else None
+            if line is not None or not is_module:
                 return line
+            # a module goes by one name in a function: none whose lines make fewer calls than there were of it
+            lines = Counter(_key(site.called) for site in outside)
+            lines.update({_key(site.called): MANY for site in sites if site.loop is not None})
+            sites = [site for site in sites if not _key(site.called) or lines[_key(site.called)] >= call.repeats]
             sites = known.made_of(sites, call.name.removeprefix(MODULE_CALL))
         return sites[0].line if len({site.line for site in sites}) == 1 else None
 
@@ -197,9 +208,9 @@ class Lines:
         tree = self._tree(file)
         if tree is None:
             return None
-        if function == "<module>":
+        if function == MODULE_BODY:
             return tree
-        best: ast.AST | None = None
+        found: list[ast.expr | ast.stmt] = []
         # of a function that ran before the recording began, traces give the line it was at
         around: ast.AST | None = None
         for node in ast.walk(tree):
@@ -209,12 +220,14 @@ class Lines:
                 if name != function:
                     continue
                 if def_line is None or first <= def_line <= node.lineno:
-                    best = best or node
+                    found.append(node)
                 elif node.lineno < def_line <= (node.end_lineno or node.lineno):
                     around = node
             elif isinstance(node, _COMPREHENSIONS) and function in _COMPREHENSION_NAMES and node.lineno == def_line:
-                best = best or node
-        return best or around
+                found.append(node)
+        if len({(node.lineno, node.end_lineno) for node in found}) > 1 and def_line is not None:
+            return None  # several lambdas or comprehensions that begin on this line
+        return found[0] if found else around
 
     def _parsed(self, file: str) -> ast.Module | None:
         text = self._sources.get(file)
@@ -232,83 +245,225 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> in
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _walk(scope: ast.AST | None) -> list[tuple[ast.AST, _Loop | None]]:
-    """Nodes of a function in order of the text, without functions defined in it; with each the innermost loop."""
-    found: list[tuple[ast.AST, _Loop | None]] = []
-    stack: list[tuple[ast.AST, _Loop | None]] = [(scope, None)] if scope is not None else []
+class _Node(NamedTuple):
+    """A node of a function with the innermost loop around it, and whether it is run each time that loop's body is."""
+
+    node: ast.AST
+    loop: _Loop | None
+    sure: bool
+
+
+@lru_cache(maxsize=64)  # many calls of one function are asked about together
+def _walk(scope: ast.AST | None, *, last_first: bool = False) -> list[_Node]:
+    """Nodes of a function as they are evaluated, outer ones first, without functions defined in it."""
+    found: list[_Node] = []
+    stack = [_Node(scope, None, True)] if scope is not None else []
     while stack:
-        node, loop = stack.pop()
-        found.append((node, loop))
-        inside = node if isinstance(node, _LOOPS) else loop
-        children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, _FUNCTIONS)]
-        stack.extend((child, inside) for child in reversed(children))
+        found.append(stack.pop())
+        node, loop, sure = found[-1]
+        body: list[ast.AST] = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.IfExp):
+            body = [node.test, node.body, node.orelse]
+        elif isinstance(node, ast.Assign):
+            body = [node.value, *node.targets]
+        repeated: list[ast.stmt] = node.body if isinstance(node, ast.For | ast.AsyncFor | ast.While) else []
+        children = [
+            _Node(
+                child,
+                node if isinstance(node, _LOOPS) else loop,
+                child in repeated if isinstance(node, _LOOPS) else sure and not isinstance(node, _CHOICES),
+            )
+            for child in body
+            if not isinstance(child, _FUNCTIONS)
+        ]
+        stack.extend(children if last_first else reversed(children))
     return found
 
 
 def _loops(scope: ast.AST | None) -> list[_Loop]:
-    return [node for node, _ in _walk(scope) if isinstance(node, _LOOPS)]
+    return [node for node, _, _ in _walk(scope) if isinstance(node, _LOOPS)]
 
 
 class _Site(NamedTuple):
     line: int
     loop: _Loop | None
     called: ast.expr | None
+    sure: bool
 
 
 def _sites(scope: ast.AST | None, wanted: Callable[[ast.AST], bool]) -> list[_Site]:
     """The nodes of a function that are wanted, in the order in which they are evaluated: inner ones first."""
     found = []
-    for node, loop in _walk(scope):
+    for node, loop, sure in reversed(_walk(scope, last_first=True)):
         if isinstance(node, ast.expr | ast.stmt) and wanted(node):
             called = node.func if isinstance(node, ast.Call) else None
             # the line Python reports: of a method call over several lines, the attribute's
             line = called.end_lineno if isinstance(called, ast.Attribute) else None
-            ends = (node.end_lineno or 0, node.end_col_offset or 0, -node.lineno, -node.col_offset)
-            found.append((ends, _Site(line or node.lineno, loop, called)))
-    return [site for _, site in sorted(found, key=lambda pair: pair[0])]
+            found.append(_Site(line or node.lineno, loop, called, sure))
+    return found
 
 
-def _in_order(sites: list[_Site], call: Call) -> int | None:
-    """The line of a call where each of the sites, outside of loops, made one of those that there were."""
-    if call.turns != len(sites) or call.turns >= MANY or any(site.loop is not None for site in sites):
+def _begins(scope: ast.AST, line: int | None) -> bool:
+    """Whether a trace that gives `line` for a function saw it begin; else it ran before, and was at that line."""
+    if isinstance(scope, _FUNCTIONS):
+        return line is None or line <= scope.lineno
+    return line is None or line <= 1 or not isinstance(scope, ast.Module)
+
+
+def _still_ahead(scope: ast.AST, sites: list[_Site], at: int) -> list[_Site]:
+    """Without what lies before the line that a function was at, and before the loops around that line."""
+    nodes = [node for node, _, _ in _walk(scope) if isinstance(node, ast.stmt) and node is not scope]
+    around = [node for node in nodes if node.lineno <= at <= (node.end_lineno or at)]
+    loops = [node.lineno for node in around if isinstance(node, _LOOPS)]
+    first = min([*loops, max((node.lineno for node in around), default=at)])
+    return [site for site in sites if site.line >= first]
+
+
+def _module_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site], bool]:
+    """What may call a module: all that nothing else in the trace is."""
+    sites = _sites(scope, lambda node: isinstance(node, ast.Call))
+    named = Counter(_key(site.called).removeprefix(".") for site in sites)
+    looped = {_key(site.called).removeprefix(".") for site in sites if site.loop is not None}
+    # where every call of a name in the text is one of that name in the trace, none is a module's
+    told = [name for name, most in call.others if named[name] <= (1 if name in looped else most)]
+    sites = [site for site in sites if site.called is not None and known.may_be_module(site.called, told)]
+    # what a generator calls has the generator for its function
+    return [site for site in sites if site.loop is scope or not isinstance(site.loop, ast.GeneratorExp)], True
+
+
+def _function_sites(scope: ast.AST, known: _Names, call: Call) -> tuple[list[_Site], bool]:
+    """What may call a function or an operator, and whether each names it."""
+    name = call.name.removeprefix("aten::")
+    for space in _SPACES:
+        name = name.removeprefix(f"{space}_")
+    sign = name.rstrip("_") if call.name.startswith("aten::") else ""
+    named = _sites(scope, lambda node: known.calls(node, name))
+    free = name in known.handed_on  # so that other names may call it
+
+    def may_be(node: ast.AST) -> bool:
+        may_call = known.reads(node, name) or (free and known.may_be_call(node, name))
+        return may_call or known.calls(node, name) or _is_sign(node, sign)
+
+    sites = _sites(scope, may_be)
+    return sites, sites == named
+
+
+def _staying(scope: ast.AST, sites: list[_Site]) -> list[_Site]:
+    """Without what a function calls before it leaves early, ahead of all loops: it then makes no call in a loop."""
+    looped = min((site.line for site in sites if site.loop is not None), default=0)
+    branches = [node for node, loop, _ in _walk(scope) if isinstance(node, ast.If) and loop is None]
+    blocks = [block for node in branches for block in (node.body, node.orelse) if block]
+    leaving = [block for block in blocks if isinstance(block[-1], ast.Return | ast.Raise)]
+    spans = [(block[0].lineno, block[-1].end_lineno or looped) for block in leaving]
+    return [site for site in sites if not any(first <= site.line <= last < looped for first, last in spans)]
+
+
+def _in_order(scope: ast.AST, sites: list[_Site], call: Call, at: int | None) -> int | None:
+    """The line of a call where each of the sites made one of those that there were, or as many in turns in a loop."""
+    loop, count = sites[0].loop, len(sites)
+    if not 0 < call.turns < MANY or any(site.loop is not loop for site in sites):
         return None
-    return sites[call.turn].line
+    if loop is None:
+        return sites[call.turn].line if call.turns == count else None
+    outer = next(node for node in _loops(scope) if node.lineno <= loop.lineno <= (node.end_lineno or node.lineno))
+    inside = list(ast.walk(outer))
+    breaks = any(isinstance(node, _BREAKS) for node in inside)
+    if breaks or not all(site.sure for site in sites) or any(site.line == at for site in sites):
+        return None
+    # of a function that ran already, the first calls are those behind its line
+    begun = sum(site.line < at for site in sites) if at is not None and at >= loop.lineno else 0
+    ordered = [sites[(turn + begun) % count] for turn in range(call.turns)]
+    site = ordered[call.turn]
+    if not call.name.startswith(MODULE_CALL):
+        return site.line
+    # if one of the sites calls no module, there are fewer modules than names
+    names = {_key(each.called) for each in sites}
+    stored = {_key(node) for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)} | {""}
+    steady = not stored & (names | {_root(each.called) for each in sites})
+    same = sum(_key(each.called) == _key(site.called) for each in ordered)
+    return site.line if steady and call.modules == len(names) and call.repeats == same else None
 
 
 class _Names:
-    """What the names of a file stand for, as far as its text says. Attributes begin with a dot."""
+    """What the names of a file stand for, as far as its text says. Attributes begin with a dot.
+
+    `handed_on` are functions that the text names without calling them.
+    """
 
     def __init__(self, tree: ast.Module | None) -> None:
         self._functions: set[str] = set(dir(builtins))  # and classes, and modules' names: no modules of torch
+        self._defined: set[str] = set()
         self._stored: Counter[str] = Counter()
         self._made: defaultdict[str, list[str]] = defaultdict(list)  # the classes of the values assigned
-        for node in ast.walk(tree) if tree is not None else ():
+        nodes = list(ast.walk(tree)) if tree is not None else []
+        aliases: dict[str, str] = {}
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._functions.add(node.name)
+                self._defined.add(node.name)
+                if any(_key(each).endswith("property") for each in node.decorator_list):
+                    self._stored[f".{node.name}"] += 1
             elif isinstance(node, ast.Import | ast.ImportFrom):
-                package = (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else None
-                if package is None or package in LIBRARY_PARTS:
-                    self._functions.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+                aliases.update({alias.asname: alias.name for alias in node.names if alias.asname is not None})
+                for alias in node.names:
+                    package = (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+                    if package.split(".")[0] in LIBRARY_PARTS:
+                        self._functions.add((alias.asname or alias.name).split(".")[0])
             elif isinstance(node, ast.arg):
                 self._stored[node.arg] += 1
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 self._stored[_key(node)] += 1
-            elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _class_of(node.value)) is not None:
+        self._functions |= self._defined
+        for node in nodes:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                name = _class_of(node.value)
+                names = [name] if name and not {name, f".{name}"} & self._stored.keys() else self._named(node.value)
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    self._made[_key(target)].append(name)
+                    self._made[_key(target)].extend(aliases.get(each, each).removeprefix("Lazy") for each in names)
+        self._called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        self.handed_on = {name for node in nodes if id(node) not in self._called for name in self._named(node)}
 
-    def may_be_module(self, called: ast.expr, others: frozenset[str]) -> bool:
-        """Whether a module may be called so, in a function that called `others` in the trace."""
-        key = _key(called)
-        if not key or key in self._stored:
-            return True
-        root = called
-        while isinstance(root, ast.Attribute):
-            root = root.value
+    def _named(self, node: ast.AST) -> list[str]:
+        """The function that a node names, or asks for by a text."""
+        if isinstance(node, ast.Call) and _key(node.func) == "getattr":
+            return [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+        key = _key(node)
         name = key.removeprefix(".")
-        if name in others or name in self._functions or _key(root) in self._functions - self._stored.keys():
+        if not key or not isinstance(getattr(node, "ctx", None), ast.Load):
+            return []
+        of_library = key != name and _root(node) in self._functions - self._stored.keys()
+        return [name] if of_library or name in self._defined or key in self._functions else []
+
+    def calls(self, node: ast.AST, name: str) -> bool:
+        """Whether a node calls a function, by its name or one that it alone was given."""
+        if not isinstance(node, ast.Call):
             return False
-        return key != name or not name[:1].isupper()
+        key = _key(node.func)
+        return key.removeprefix(".") == name or set(self._classes(key) or ()) == {name}
+
+    def reads(self, node: ast.AST, name: str) -> bool:
+        """Whether a node reads an attribute, which may be a property of that name."""
+        return isinstance(node, ast.Attribute) and node.attr == name and id(node) not in self._called
+
+    def may_be_call(self, node: ast.AST, name: str) -> bool:
+        """Whether a node may call a function that is handed on: it names it, or calls something that it may be."""
+        if name in self._named(node):
+            return True
+        return (
+            isinstance(node, ast.Call) and self._classes(_key(node.func)) is None and self.may_be_module(node.func, ())
+        )
+
+    def may_be_module(self, called: ast.expr, others: Collection[str]) -> bool:
+        """Whether a module may be called so, in a function that called `others` in the trace by these names alone."""
+        key = _key(called)
+        if not key or key in self._stored or key in _CALLING:
+            made = self._classes(key)
+            return not made or any(name[:1].isupper() for name in made)
+        name = key.removeprefix(".")
+        if name in others or _root(called) in self._functions - self._stored.keys():
+            return False
+        if key == name:
+            return name not in self._functions and not name[:1].isupper()
+        return name not in _NO_LAYERS and name not in self._defined
 
     def made_of(self, sites: list[_Site], name: str) -> list[_Site]:
         """Without those that call what was made of another class, where at least one calls what is of class `name`."""
@@ -326,10 +481,18 @@ def _key(node: ast.AST | None) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def _root(node: ast.AST | None) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return _key(node)
+
+
 def _class_of(value: ast.expr | None) -> str | None:
     """`Net` of `Net(1)` and of `nets.Net(1).to(device)`."""
     while isinstance(value, ast.Call):
         if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
+            if value.func.attr not in _SELF_RETURNING:
+                return None
             value = value.func.value
             continue
         name = _key(value.func).removeprefix(".")

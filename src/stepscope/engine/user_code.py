@@ -70,7 +70,7 @@ class UserCode:
         self._libraries = tuple(name.rstrip("/") for name in options.libraries if name.strip("/"))
         self._main_folder = posixpath.dirname(main_file) if main_file else None
         self._by_name: dict[str, list[str]] = {}
-        for path in sorted({*known_files, *options.files} | ({main_file} if main_file else set())):
+        for path in sorted({self._mapped(file) for file in (*known_files, *options.files, main_file) if file}):
             if path.startswith("/") and self._below_root(path):
                 self._by_name.setdefault(posixpath.basename(path), []).append(path)
         self._answers: dict[str, str | None] = {}
@@ -101,14 +101,16 @@ class UserCode:
             return False
         return path.startswith(self._roots) if self._roots else _checkout(path) is None
 
+    def _mapped(self, file: str) -> str:
+        for old, new in self._maps:
+            if file == old or file.startswith(_with_slash(old)):
+                return new.rstrip("/") + file[len(old.rstrip("/")) :]
+        return file
+
     def _resolve(self, file: str) -> str | None:
         if file.startswith("<") or _NATIVE.search(file) or _GENERATED.search(file):
             return None
-        file = file.removeprefix("./")
-        for old, new in self._maps:
-            if file == old or file.startswith(_with_slash(old)):
-                file = new.rstrip("/") + file[len(old.rstrip("/")) :]
-                break
+        file = self._mapped(file.removeprefix("./"))
         *folders, name = file.split("/")
         parts = (*folders, name.removesuffix(".py"))
         if any(lib in parts if "/" not in lib else f"{file}/".startswith(f"{lib}/") for lib in self._libraries):
@@ -162,7 +164,7 @@ def user_code(tables: Tables, sources: Mapping[str, str], options: CodeOptions =
 def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, ...]:
     """Files of the user's whose text would sharpen the analysis; some may not exist. Sorted, absolute paths."""
     code = user_code(tables, {}, options)
-    found = {path for path in _named_files(tables) if code.resolve(path)}
+    found = {path for path in map(code.resolve, _named_files(tables)) if path}
     names = (
         tables.events.lazy()
         .filter(pl.col("category") == FUNCTION)

@@ -139,11 +139,13 @@ class RunFacts(Struct, frozen=True):
 class SourceFiles(Struct, frozen=True):
     """Which of the files that a run names may be quoted: those below `roots`, and those whose content has its hash.
 
-    `roots` are folders the reader named. `hashes` are SHA-256 in hexadecimal of what ran, by absolute path.
+    `roots` are folders the reader named. `hashes` are SHA-256 in hexadecimal of what ran, by absolute path. `folders`
+    held the code of the run: what is no longer there is looked for below `roots`.
     """
 
     roots: tuple[str, ...] = ()
     hashes: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
 
     @staticmethod
     def agreed(hashes: Iterable[tuple[str, str]]) -> dict[str, str]:

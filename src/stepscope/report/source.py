@@ -3,8 +3,9 @@
 A run folder may come from elsewhere and name any path, and whoever sends a report on sends what it quotes. So a file is
 opened only if it looks like Python source, is a regular file of at most 1 MB, and either still has the content that the
 recorder saw (a run cannot name the hash of a file it has not read) or lies, after links are resolved, in a folder of
-the reader's: the working directory, its git root, or one given by `--source-root`. Anything else, and anything that
-cannot be read, gives None: a report without a quotation is still a report.
+the reader's: the working directory, its git root, or one given by `--source-root`, which may be a copy of the folder
+that the code lay in, or of the one around it. Anything else, and anything that cannot be read, gives None: a report
+without a quotation is still a report.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SourceReader:
         self._roots = tuple(root for root in resolved if root != os.sep)
         self._named = tuple(os.path.realpath(root) + os.sep for root in files.roots if os.path.isabs(root))
         self._hashes = files.hashes
+        self._folders = tuple(os.path.normpath(folder) for folder in files.folders if os.path.isabs(folder))
         self._recorded_ns = recorded_ns
         self._files: dict[str, tuple[list[str], bool] | None] = {}
 
@@ -51,7 +53,7 @@ class SourceReader:
         nobody named for it, for a checkout elsewhere is always younger.
         """
         found = self._load(file)
-        if found is None or (found[1] and (self._hash(file) or not os.path.realpath(file).startswith(self._named))):
+        if found is None or (found[1] and (self._hash(file) or not self._path(file).startswith(self._named))):
             return None
         return "\n".join(found[0])
 
@@ -73,6 +75,20 @@ class SourceReader:
         quoted = [line[:MAX_LINE_CHARACTERS] for line in lines[first - 1 : number + around]]
         return {"first_line": first, "lines": quoted, "changed_since": changed}
 
+    def _path(self, file: str) -> str:
+        """Where a file lies, links resolved: there, or where the same folder lies among those named."""
+        path = os.path.realpath(file)
+        if os.path.exists(path):
+            return path
+        for folder in self._folders:
+            if file.startswith(folder + os.sep):
+                tail = file[len(folder) + 1 :]
+                for root in self._named:
+                    for copy in (os.path.join(root, os.path.basename(folder), tail), os.path.join(root, tail)):
+                        if os.path.isfile(copy):
+                            return os.path.realpath(copy)
+        return path
+
     def _hash(self, file: str) -> str | None:
         return self._hashes.get(os.path.normpath(file))  # a script may have been started as "../train.py"
 
@@ -86,7 +102,7 @@ class SourceReader:
     def _read(self, file: str) -> tuple[list[str], bool] | None:
         if not os.path.isabs(file) or "\0" in file or not file.endswith(SOURCE_SUFFIXES):
             return None
-        path = os.path.realpath(file)
+        path = self._path(file)
         is_own = any(path.startswith(root + os.sep) for root in self._roots)
         if not path.endswith(SOURCE_SUFFIXES) or not (is_own or self._hash(file)):
             return None
