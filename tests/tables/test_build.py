@@ -89,6 +89,17 @@ def test_clock_of_the_trace_is_moved_to_the_journals(tmp_path: Path, count: int,
     assert result.events["start_ns"].to_list() == [end - 500_000 + moved for end in ends]
 
 
+def test_hooks_that_take_long_under_a_profiler_are_no_sign_of_a_clock(tmp_path: Path):
+    """On a slow host they end 1.4 ms behind the boundary: moved by as much, copies would lie in no step."""
+    steps = step_rows(3, in_window=True)
+    slices = [
+        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": (end - T0) / 1000 - 500, "dur": 1_900}
+        for end in (row["start_ns"] + row["wall_ns"] for row in steps)
+    ]
+    result = build(tmp_path, steps=steps, traces={"trace-0.json": trace(*slices, base=T0)})
+    assert "clock" not in notes(result)
+
+
 def test_missing_manifest_and_rank_json(tmp_path: Path):
     folder = make_run_folder(tmp_path)
     (folder / "host-a" / "manifest.json").unlink()

@@ -495,9 +495,7 @@ def _trace_row(ref: TraceRef, index: TraceIndex, whose: dict[str, Any]) -> pl.Da
 
 MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
 MIN_ANCHORS = 2
-# The journal's boundary lies before the annotation's end by what a profiler with stacks makes of leaving the optimizer
-# step: 0.3 to 0.5 ms were seen on the same clock. Less than this is no sign of drift.
-NEGLIGIBLE_NS = 1_000_000
+NEGLIGIBLE_NS = 1_000_000  # less than this is no sign of drift: clocks are compared by events that take as long
 
 
 def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
@@ -505,15 +503,17 @@ def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
     implausible.
 
     Both see the ends of an optimizer's steps, and the profiler converts its own clock to time of day when a window
-    opens, which after hours or a correction is another. The last step of a window tells nothing: its annotation lasts
-    as long as stopping the profiler takes, 150 ms and more.
+    opens, which after hours or a correction is another. The journal's boundary lies within the annotation, before its
+    end by what a profiler with stacks makes of our own hooks: 0.3 to 1.5 ms were seen on the same clock. So clocks
+    agree as long as it does. The last step of a window tells nothing: its annotation lasts as long as stopping the
+    profiler takes, 150 ms and more.
     """
     of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
-    ends_ns = marks.filter(of_host).select(pl.col("start_ns") + pl.col("duration_ns")).to_series()
-    seen = np.sort(ends_ns.to_numpy())
-    if len(seen) < MIN_ANCHORS:
+    seen = marks.filter(of_host).select("start_ns", end=pl.col("start_ns") + pl.col("duration_ns")).sort("end")
+    if seen.height < MIN_ANCHORS:
         return 0
-    medians = [_median(ends, seen) for ends in _windows(rank) if len(ends) >= MIN_ANCHORS]
+    starts, ends = seen["start_ns"].to_numpy(), seen["end"].to_numpy()
+    medians = [_median(window, starts, ends) for window in _windows(rank) if len(window) >= MIN_ANCHORS]
     if not medians:
         return 0
     median = min(medians, key=abs)  # the trace is that of the window it lies nearest to
@@ -528,13 +528,13 @@ def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
     return np.split(ends, np.flatnonzero(np.diff(numbers) != 1) + 1)
 
 
-def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
-    if len(ends) == len(seen):
-        differences = ends - seen
-    else:
+def _median(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+    """The median way from an annotation's end to its boundary; 0 where most boundaries lie in theirs."""
+    at = np.arange(len(ends))
+    if len(boundaries) != len(ends):
         # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
-        right = np.clip(np.searchsorted(seen, ends), 1, len(seen) - 1)
-        left = right - 1
-        nearest = np.where(np.abs(ends - seen[left]) <= np.abs(ends - seen[right]), seen[left], seen[right])
-        differences = ends - nearest
-    return int(np.median(differences[:-1]))
+        right = np.clip(np.searchsorted(ends, boundaries), 1, len(ends) - 1)
+        at = np.where(np.abs(boundaries - ends[right - 1]) <= np.abs(boundaries - ends[right]), right - 1, right)
+    differences = boundaries - ends[at]
+    inside = (differences <= 0) & (boundaries >= starts[at])
+    return 0 if np.mean(inside[:-1]) > 0.5 else int(np.median(differences[:-1]))
