@@ -1,4 +1,4 @@
-"""What is said of recordings that we made on a GPU: figures beside events and arithmetic, planted costs, a clean run."""
+"""What is said of recordings that we made on a GPU: figures beside events, planted costs, and a clean run."""
 
 from __future__ import annotations
 
