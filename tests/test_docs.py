@@ -207,7 +207,10 @@ def test_the_section_of_a_rule(rule: str) -> None:
     assert links
     assert set(links) <= literals(SOURCE / "diagnose")
     verified = item(rule, "Verified")
-    assert re.search(r"zoo: |real trace: |real run: |unit test only", verified)
+    assert re.search(r"on a GPU: |zoo: |real trace: |real run: |unit test only", verified)
+    planted = (REPOSITORY / "benchmarks" / "gpu" / "cases.py").read_text()
+    for names in re.findall(rf"on a GPU: {LISTED}", verified):
+        assert [name for name in names.split(", ") if "/" not in name and f"# planted: {name}\n" not in planted] == []
     for names in re.findall(rf"zoo: {LISTED}", verified):
         assert {name for name in names.split(", ") if "_" in name} <= zoo_names()
     for path in re.findall(r"\b(?:tests|examples)/[\w/.-]*\w", verified):
