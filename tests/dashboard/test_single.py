@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -106,6 +107,7 @@ def test_without_source_no_line_of_source_is_in_it(tmp_path: Path, monkeypatch: 
     secret = "password = 'quoted nowhere'"
     script = tmp_path / "train.py"
     script.write_text("\n".join([secret] * 40))
+    os.utime(script, (1, 1))  # older than the run: it is what ran
     stack = f'process 4711:"python train.py";MainThread;train ({script}:7);__getitem__ ({script}:9) 400'
     folder = make_run_folder(
         tmp_path,

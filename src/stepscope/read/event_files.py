@@ -82,7 +82,7 @@ def read_scalars(path: Path, losses: Losses, label: str) -> pl.DataFrame:
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error):
             odd += 1
             continue
-        if scalars and length <= MAX_SCALARS_BYTES:
+        if length <= MAX_SCALARS_BYTES:  # without scalars too: damage may have hidden them
             found.append((number, scalars))
         odd += bool(scalars) and length > MAX_SCALARS_BYTES
     right = _right(data, [places[number] for number, _ in found])
