@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from turn import DeviceClock, end_turn, take_turn
+from turn import DeviceClock, end_turn, take_turn, warm_up
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -322,8 +322,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a try on a CPU")
     options = parser.parse_args()
-    if options.device != "cpu":
-        torch.zeros(1, device=options.device)  # a context takes seconds, and nothing of the device's time
+    warm_up(options.device)
     take_turn()
     if options.name != "twins":
         print(f"{options.steps} steps, {train(options.name, options, fixed=options.fixed).mean_ms():.2f} ms each")

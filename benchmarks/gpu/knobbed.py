@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from turn import DeviceClock, end_turn, take_turn
+from turn import DeviceClock, end_turn, take_turn, warm_up
 
 CPU = {"mlp": (32, 2, 8), "conv": (8, 2, 2)}  # sizes for a try
 
@@ -78,8 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    if options.device != "cpu":
-        torch.zeros(1, device=options.device)
+    warm_up(options.device)
     take_turn()
     said = {}
     for hand in options.hand:

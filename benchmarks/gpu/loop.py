@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from turn import end_turn, have_core_alone, take_turn
+from turn import end_turn, have_core_alone, take_turn, warm_up
 
 
 def captured(graph: torch.cuda.CUDAGraph, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
-    if on_gpu:
-        torch.zeros(1, device=options.device)
+    warm_up(options.device)
     take_turn()
     width = 1024 if on_gpu else 64
     model: nn.Module = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]).to(options.device)

@@ -31,6 +31,19 @@ def have_core_alone() -> None:
             os.sched_setaffinity(int(thread.name), {0})
 
 
+def warm_up(device: str) -> None:
+    """A context, libraries and their kernels take seconds, and nothing of the device's time: before the turn."""
+    import torch
+    import torch._dynamo  # optimizers import it at their first step
+
+    if device == "cpu":
+        return
+    square = torch.randn(64, 64, device=device, requires_grad=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        (square.to(dtype) @ square.to(dtype)).sum().backward()
+    torch.cuda.synchronize()
+
+
 def take_turn() -> None:
     """Wait until no other process of the check works on the device; the turn ends with the process, if not before."""
     name = os.environ.get(TURN)

@@ -143,7 +143,8 @@ def hotspots(run: Path, *options: str) -> list[dict[str, object]]:
 
 def test_the_first_row_is_the_decomposition(lattice: Recorded) -> None:
     assert lattice.status == 0, lattice.text
-    first = hotspots(lattice.folder)[0]
+    # on a busy machine the end of the window, where no Python runs, may take longer
+    first = next(row for row in hotspots(lattice.folder) if row["library_function_name"] is not None)
     assert first["library_function_name"] == "haar_qr"
     assert Path(str(first["library_function_path"])).resolve() == FLOW
     assert first["library_function_line"] == line_of(FLOW, "torch.linalg.qr(")
