@@ -60,7 +60,7 @@ STEP_COLUMNS = (
     "backward_ns",
     "optimizer_ns",
     "other_ns",
-    "device_ns",  # time between device events at the step's edges; null without a device
+    "device_ns",  # between device events at its edges; null without a device, and of most steps below 10 ms
     "samples",  # rows of the batches fetched in the step; null when no batch was seen
     "fetches",  # loader fetches in the step (> 1 with gradient accumulation)
     "first_batch",  # 1 when the step holds the first fetch of an epoch

@@ -37,6 +37,8 @@ BESIDE_NS = 10_000_000_000  # of telemetry, which comes once a second, before an
 MORE_CORES = 0.5  # of other processes
 THROTTLED_SHARE = 0.05  # of the time, that a cgroup held its processes back for
 LOWERED = 0.5  # of the readings of a GPU: a clock is low now and then
+AHEAD = 0.8  # of the device's time a step: a host that takes less launches steps that wait, until its queue is full
+AHEAD_STEPS = 10  # on each side of a change, that tell what the host took
 RATE = "train/lr/"
 SCALE = "train/scale"
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
@@ -75,7 +77,7 @@ class Happenings:
             usual = count >= LEAST_KNOWN and self._often.get(one.kind, 0) * (last - first + 1) > USUAL * count
             if begin <= time_ns < end and not usual:
                 found.setdefault((one.kind, one.text), one)
-        told = [*found.values(), *self._load(int(self._starts[place]))]
+        told = [*found.values(), *self._ahead(place), *self._load(int(self._starts[place]))]
         return tuple(told[:MAX_SHOWN])
 
     @cached_property
@@ -175,6 +177,22 @@ class Happenings:
         for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
             text = f"evaluation ({count:,} step{'s' * (count > 1)})"
             yield self._made(int(times[first]), EVALUATION, text, mark=EVALUATION)
+
+    # ------------------------------------------------------------------------------------------------- device
+
+    def _ahead(self, place: int) -> Iterator[Happening]:
+        """The host had run ahead of the device, whose steps take as long as before, and does no more."""
+        device_ns = self._steps["device_ns"]
+        before, after = device_ns[:place].drop_nulls(), device_ns[place:].drop_nulls()
+        if before.is_empty() or after.is_empty():
+            return
+        wall_ns = self._steps["wall_ns"]
+        was_ahead = mean(wall_ns[max(0, place - AHEAD_STEPS) : place]) < AHEAD * before[-1]
+        is_ahead = mean(wall_ns[place : place + AHEAD_STEPS]) < AHEAD * after[0]
+        if was_ahead and not is_ahead and AHEAD < after[0] / before[-1] < 1 / AHEAD:
+            took = f"{before[-1] / 1e6:.3g} ms before and {after[0] / 1e6:.3g} ms after"
+            text = f"until then the host ran ahead of the device, whose steps took {took}"
+            yield Happening("device", self._step(int(self._starts[place])), text)
 
     # ----------------------------------------------------------------------------------------------- telemetry
 

@@ -146,7 +146,7 @@ def losses(tables: Tables) -> tuple[tuple[int, float], ...]:
     if tables.metrics.is_empty():
         return ()
     found = tables.metrics.filter((pl.col("name") == LOSS) & (pl.col("source") == BACKWARD) & (pl.col("step") >= 0))
-    found = found.filter(pl.col("rank") == found["rank"].min())
+    found = found.filter(pl.col("rank").eq_missing(found["rank"].min()))
     by_step = found.group_by("step").agg(pl.col("value").mean()).sort("step").head(MAX_LOSSES)
     return tuple(zip(by_step["step"].to_list(), by_step["value"].to_list(), strict=True))
 

@@ -142,7 +142,7 @@ class Happening(Struct, frozen=True):
     step: Step it began in.
     """
 
-    kind: str  # lr | compile | gc | save | evaluation | epoch | batch | throttling | scale | others | window
+    kind: str  # lr | compile | gc | save | evaluation | epoch | batch | throttling | scale | others | window | device
     step: int | None
     text: str
     place: Place | None = None

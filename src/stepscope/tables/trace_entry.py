@@ -496,6 +496,9 @@ def _trace_row(ref: TraceRef, index: TraceIndex, whose: dict[str, Any]) -> pl.Da
 MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
 MIN_ANCHORS = 2
 NEGLIGIBLE_NS = 1_000_000  # less than this is no sign of drift: clocks are compared by events that take as long
+# What our hooks may take under a profiler with stacks, between boundary and end of the annotation: 0.3 to 1.5 ms were
+# seen on the same clock, on a slow host of a GPU; three times that.
+HOOKS_NS = 5_000_000
 
 
 def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
@@ -503,10 +506,9 @@ def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
     implausible.
 
     Both see the ends of an optimizer's steps, and the profiler converts its own clock to time of day when a window
-    opens, which after hours or a correction is another. The journal's boundary lies within the annotation, before its
-    end by what a profiler with stacks makes of our own hooks: 0.3 to 1.5 ms were seen on the same clock. So clocks
-    agree as long as it does. The last step of a window tells nothing: its annotation lasts as long as stopping the
-    profiler takes, 150 ms and more.
+    opens, which after hours or a correction is another. Where the journal's boundary lies within the annotation, and
+    before its end by no more than our hooks may take, they agree. The last step of a window tells nothing: its
+    annotation lasts as long as stopping the profiler takes, 150 ms and more.
     """
     of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
     seen = marks.filter(of_host).select("start_ns", end=pl.col("start_ns") + pl.col("duration_ns")).sort("end")
@@ -529,12 +531,12 @@ def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
 
 
 def _median(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """The median way from an annotation's end to its boundary; 0 where most boundaries lie in theirs."""
+    """The median way from an annotation's end to its boundary; 0 where most lie where the same clock would put them."""
     at = np.arange(len(ends))
     if len(boundaries) != len(ends):
         # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
         right = np.clip(np.searchsorted(ends, boundaries), 1, len(ends) - 1)
         at = np.where(np.abs(boundaries - ends[right - 1]) <= np.abs(boundaries - ends[right]), right - 1, right)
     differences = boundaries - ends[at]
-    inside = (differences <= 0) & (boundaries >= starts[at])
-    return 0 if np.mean(inside[:-1]) > 0.5 else int(np.median(differences[:-1]))
+    agree = (differences <= 0) & (differences >= -HOOKS_NS) & (boundaries >= starts[at])
+    return 0 if np.mean(agree[:-1]) > 0.5 else int(np.median(differences[:-1]))
