@@ -12,7 +12,8 @@ then the same for every arm. The result in `out` is {"<length>": [[start_ns, end
 loop: {"<length>": [{"A": ns, "B": ns, "C": ns}, …]}, the mean step of each block of a round, hooks in for B, by the
 "wall" clock or by this "thread"'s processor time. `beside` will hold the number of a process that A and C stop. With
 `metrics` it is these alone that go in and out, and a step clips its gradients.
-There the length "noop" trains a single weight: what is left of a step is what PyTorch, and a recorder, cost.
+There the length "noop" trains a single weight: what is left of a step is what PyTorch, and a recorder, cost; "unfed"
+is the shortest length on a batch that no loader was asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ WIDTH = 256
 BATCH = 32
 LENGTHS_MS = (1, 10, 100)
 WARM_UP_SECONDS = 1.0
-NOOP = "noop"
+NOOP, UNFED = "noop", "unfed"
 # A block holds several of the recorder's batches of steps, so that what these cost is in every block in equal parts;
 # the steps before it are for the caches, and for the agent to find its way into the loop again.
 SETTLING_NS = 120_000_000
@@ -57,10 +59,11 @@ class Trainer:
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=1e-3)
         self.batches = batches(WIDTH, BATCH)
+        self.batch = torch.randn(BATCH, WIDTH)
 
-    def step(self, repeats: int) -> None:
+    def step(self, repeats: int, fed: bool = True) -> None:
         """One training step."""
-        x = next(self.batches)
+        x = next(self.batches) if fed else self.batch
         for _ in range(repeats):
             x = torch.relu(self.layer(x))
         loss = x.square().mean()
@@ -165,11 +168,13 @@ def switched(trainer: Trainer, config: dict[str, Any]) -> dict[str, list[dict[st
         {NOOP: noop(config.get("metrics", False))} if config["clock"] == "thread" else {}
     )
     for length, count in config["repeats"].items():
-        steps[length] = lambda count=count: trainer.step(count)  # type: ignore[misc]
+        steps[length] = partial(trainer.step, count)
+    if config["clock"] == "thread" and config["repeats"]:
+        steps[UNFED] = partial(trainer.step, config["repeats"][min(config["repeats"], key=int)], fed=False)
     shuffle = random.Random(0)
     result: dict[str, list[dict[str, float]]] = {}
     for length, step in steps.items():
-        warm = 100 if length == NOOP else max(10, round(200 / int(length)))
+        warm = max(10, round(200 / int(length))) if length.isdigit() else 100
         time_steps(step, warm, clock)
         step_ns = time_steps(step, warm, clock)
         block, settling = (max(5, round(share / step_ns)) for share in (config["block_ms"] * 1e6, SETTLING_NS))

@@ -7,8 +7,8 @@ Four parts, each for one thread and for as many threads as there are cores, each
               same differ by more than is looked for
 - sampling    one endless loop; py-spy at the default rate and mode is switched on (B) and off (A, C) beside it
 - hooks       one loop in one process; the agent's hooks are taken out (A, C) and put in (B) for short blocks of it, on
-              a step that trains a single weight and on one of 1 ms: microseconds per step, of the training thread's
-              processor time, of which other processes take nothing; the hooks never wait
+              a step that trains a single weight and on one of 1 ms, with a loader and without: microseconds per step,
+              of the training thread's processor time, of which other processes take nothing; the hooks never wait
 - metrics     the same with all hooks in, of which those that keep losses, rates and norms are put in (B) and taken out;
               the steps clip their gradients
 
@@ -316,7 +316,8 @@ def table(rows: list[Row], plan: Plan, command: str, about: dict[str, str]) -> s
     ]
     for row in rows:
         limit = f"{row.limit * 100:.2f} %" if row.unit == "ratio" else f"{row.limit:.0f} µs"
-        step = f"{row.base_ms:.2f} ms" if row.length != "noop" else f"empty, {row.base_ms * 1e3:.0f} µs"
+        step = f"empty, {row.base_ms * 1e3:.0f} µs" if row.length == "noop" else f"{row.base_ms:.2f} ms"
+        step += ", no loader" if row.length == "unfed" else ""
         effect, control = figure(row.effect, row.unit), figure(row.control, row.unit)
         lines.append(f"| {row.part} | {row.threads} | {step} | {effect} | {control} | {limit} | {row.verdict} |")
     return "\n".join(lines)

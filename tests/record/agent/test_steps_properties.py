@@ -90,11 +90,14 @@ def test_any_order_of_events(events: list[tuple[int, int, int]], listener_ms: in
 
 
 PLAIN_STEP = [(4, 1, 2), (9, 0, 1), (13, 1, 0)]  # fetch, backward, optimizer
+UNFED_STEP = [(26, 1, 2), (9, 0, 1), (13, 1, 0)]  # a module's call in place of the fetch
 EVALUATION = [(4, 1, 1)]
 ANY_EVENT = st.tuples(st.integers(0, len(EVENTS) + 1), identities, st.integers(0, 5))
 LOOPS = st.lists(
     st.lists(ANY_EVENT, max_size=12)
     | st.integers(1, 5).map(PLAIN_STEP.__mul__)
+    | st.integers(1, 6).map(UNFED_STEP.__mul__)
+    | st.integers(3, 6).map(UNFED_STEP[1:].__mul__)
     | st.integers(1, 3).map(EVALUATION.__mul__),
     max_size=12,
 )

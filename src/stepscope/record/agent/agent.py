@@ -146,7 +146,6 @@ class Agent:
         self._write_row = self.guard.wrap("journal", self._row_cut)
         self._write_rows = self.guard.wrap("journal", lambda rows: self.journal.write_steps(rows))
         self._at_boundary = HookList(self.guard)
-        self._after_unfed = HookList(self.guard)
         self._every_step: list[Callable[[], bool | None]] = []  # ask whether a listener needs the next step at once
         self._finish_hooks: list[Callable[[], None]] = []
         self._end_hooks: list[Callable[[], None]] = []
@@ -237,9 +236,9 @@ class Agent:
         """Call `hook` once: after the last step of `max_steps`, before the launcher hears of it, or at the end."""
         self._end_hooks.append(self.guard.wrap(probe, hook, inject=False))
 
-    def add_boundary_hook(self, hook: StepListener, probe: str, unfed_only: bool = False) -> None:
-        """Like a listener, for probes: cheap, called before the listeners; or only after steps without a fetch."""
-        (self._after_unfed if unfed_only else self._at_boundary).add(probe, hook, first=True)
+    def add_boundary_hook(self, hook: StepListener, probe: str) -> None:
+        """Like a listener, for probes: cheap, called before the listeners."""
+        self._at_boundary.add(probe, hook, first=True)
 
     def note_compile(self) -> None:
         """torch.compile is used from now on: global module hooks would make Dynamo compile anew."""
@@ -293,8 +292,6 @@ class Agent:
             (row,) = self.page_faults.fill([row])
             self._write_row(row)
         if live:
-            if row is not None and row.fetches == 0:
-                self._after_unfed.call(row, now_ns)
             self._at_boundary.call(row, now_ns)
             # Steps may be cut late where nothing must happen right when one ends.
             self.steps.patient = not (

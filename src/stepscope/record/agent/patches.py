@@ -138,15 +138,17 @@ class ModuleHook:
         self._call = call
         self._after = after
         self._handle: Any = None
-
-    @property
-    def is_in(self) -> bool:
-        """Whether modules are listened to."""
-        return self._handle is not None
+        self._forward: Any = None
+        self.is_in = False  # modules are listened to
 
     def add(self) -> None:
         """Put it in, where it is not."""
-        if self._handle is not None:
+        if self.is_in:
+            return
+        self.is_in = True
+        hooks = None if self._handle is None else self._handle.hooks_dict_ref()
+        if hooks is not None:  # as `register_…` does, in a tenth of the time: once a step in loops without a loader
+            hooks[self._handle.id] = self._forward
             return
         from torch.nn.modules import module as modules
 
@@ -157,13 +159,13 @@ class ModuleHook:
                 call(module, *(told if len(told) > 1 else ()))
 
         after, before = modules.register_module_forward_hook, modules.register_module_forward_pre_hook
-        self._handle = (after if self._after else before)(forward)
+        self._handle, self._forward = (after if self._after else before)(forward), forward
 
     def remove(self) -> None:
         """Take it out, where it is in."""
-        if self._handle is not None:
+        if self.is_in:
+            self.is_in = False
             self._handle.remove()
-            self._handle = None
 
 
 def is_whole(module: str) -> bool:

@@ -78,7 +78,7 @@ class StepCutter:
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
 
     With `row` None a loop starts. `clock` is read again after a live `emit`: what it took is in no step. `ask_use` is
-    called where the next module call would tell what a batch is for; it returns whether `module_forward` will be.
+    called where the next module call would tell something; it returns whether `module_forward` will be called.
     """
 
     def __init__(self, clock: Callable[[], int], emit: Emit) -> None:
@@ -736,9 +736,17 @@ class StepCutter:
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
-        if row is not None or live:
-            self._emit(row, live, end)
-        return max(end, self._clock()) if live else end
+        if live:
+            return self._emit_live(row, end)
+        if row is not None:
+            self._emit(row, False, end)
+        return end
+
+    def _emit_live(self, row: StepRow | None, end: int) -> int:
+        self._emit(row, True, end)
+        if row is not None and not row.fetches:
+            self.ask_use()  # in the next step the first module call tells where forward begins
+        return max(end, self._clock())
 
     @staticmethod
     def _used(iterator: Iterator, segments: list[Segment], row: StepRow) -> StepRow:

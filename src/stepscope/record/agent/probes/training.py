@@ -281,8 +281,8 @@ class ModuleForwardProbe(Probe):
         self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
         self._calls = 0
         agent.before_compile.append(self._hook.remove)
-        agent.add_boundary_hook(lambda _row, _now_ns: self._ask(), self.name, unfed_only=True)
-        agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
+        ask = agent.guard.wrap(self.name, self._ask)
+        agent.steps.ask_use = lambda: ask() or False
 
     def install(self) -> None:
         super().install()
