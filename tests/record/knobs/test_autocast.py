@@ -300,3 +300,23 @@ def test_a_defect_of_ours_does_not_leave_autocast_on(tmp_path: Path) -> None:
     assert (done.status, done.stdout.split()) == (0, ["torch.bfloat16", "torch.float32", "False"])
     assert [row["applied"] for row in done.knobs("amp.dtype")] == [True, False]
     assert "ZeroDivisionError" in done.knobs("amp.dtype")[1]["reason"]
+
+
+WITHOUT = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    with torch.autocast("cpu", enabled=False):
+        model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print(model(torch.ones(2, 4)).dtype)
+"""
+
+
+def test_a_script_that_turns_autocast_off_keeps_it_off_and_the_report_says_so(tmp_path: Path) -> None:
+    done = recorded(tmp_path, WITHOUT, "amp.dtype=bf16")
+    row = done.knob("amp.dtype")
+    assert not row["applied"]
+    assert "enabled=False" in row["reason"]
+    assert row["line"] == line_of(WITHOUT, "with torch.autocast(")

@@ -327,6 +327,7 @@ class Agent:
 
     def _report_fault(self, probe: str, error: str) -> None:
         self.faults[probe] = error
+        self.steps.hurry()  # what a failed hook has left behind is put in order at the next boundary
         self.journal.write("probe_error", probe=probe, error=error)
 
 

@@ -51,6 +51,7 @@ class AmpDtype(KnobBase):
         self._in_backward = 0
         self._own_depth = 0  # autocast contexts of the script that are open
         self._own_seen = False
+        self._without = False  # the script has opened a region without autocast
         self._device: str | None = None  # type of the device trained on
         self._model: Any = None  # weak reference to what was handed to torch.compile
         self._place: Place | None = None
@@ -69,8 +70,13 @@ class AmpDtype(KnobBase):
 
     def at_end(self) -> None:
         """What is known by now, should no backward pass have told it."""
-        if not (self.reported or self._stopped or self._own_seen) and self._dtype is None:
+        if self.reported or self._stopped or self._own_seen:
+            return
+        if self._dtype is None:
             self.report(False, reason="the script uses no autocast that could be turned off")
+        elif self._without:
+            reason = "the script turns autocast off itself (enabled=False), and that is left as it is"
+            self.report(False, reason=reason, place=self._place)
 
     def _wrap_all(self, torch: Any) -> None:
         from torch.optim import optimizer
@@ -247,6 +253,8 @@ class AmpDtype(KnobBase):
             return None
         self._own_depth += 1
         if not context._enabled:
+            self._place = self._place or user_place()
+            self._without = True
             return None
         if not self._in_backward and not self._own_seen:  # checkpoints enter contexts there
             self._own_seen = True
