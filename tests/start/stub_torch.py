@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "stub"))
-import torch  # noqa: E402, F401 - the stub, which wakes the agent
+import torch  # noqa: F401 - the stub, which wakes the agent
 
-import stepscope  # noqa: E402
+import stepscope
 
 del sys.path[0]
 
