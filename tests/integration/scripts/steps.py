@@ -1,4 +1,4 @@
-"""`steps.py COUNT PAUSE`: steps of so many seconds with a stub for PyTorch; each tells how many there were before it."""
+"""`steps.py COUNT PAUSE`: steps of so many seconds with a stub for PyTorch; each tells how many were before it."""
 
 import sys
 
