@@ -21,6 +21,7 @@ import pytest
 import stepscope
 from stepscope.analyze.ranks import judge
 from stepscope.tables.reduced import LABELS, load
+from tests.integration.conftest import SHORT_WINDOW
 from tests.integration.harness import (
     PYTHON,
     REPOSITORY,
@@ -98,7 +99,8 @@ def wait_for(*paths: Path) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    done = record(tmp_path_factory.mktemp("three") / "run", [*torchrun, str(SLOW_LINE), "--slow", str(SLOW)])
+    folder = tmp_path_factory.mktemp("three") / "run"
+    done = record(folder, [*torchrun, str(SLOW_LINE), "--slow", str(SLOW)], options=SHORT_WINDOW)
     assert done.status == 0, done.text
     return done
 
