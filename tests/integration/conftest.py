@@ -8,7 +8,6 @@ import pytest
 
 from tests import recordings
 from tests.integration.harness import EXAMPLES, PYTHON, SCRIPTS, Recorded, plain, record
-from tests.recordings import shared
 
 NO_WINDOW = ("--no-window",)
 
@@ -33,13 +32,6 @@ def naive_gpt(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def loop_result(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What 40 steps of the tiny loop print without us."""
     return plain([PYTHON, str(SCRIPTS / "loop.py")], cwd=tmp_path_factory.mktemp("plain")).stdout
-
-
-@pytest.fixture(scope="session")
-def plain_loop(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The tiny loop, recorded; ends with status 0."""
-    line = [PYTHON, str(SCRIPTS / "loop.py")]
-    return shared(tmp_path_factory, "loop", lambda folder: record(folder / "run", line, options=NO_WINDOW))
 
 
 def free_port() -> int:
