@@ -67,7 +67,7 @@ async def started(asked: Asked, script: Path) -> str:
 
 
 def test_what_may_be_started_is_limited(tmp_path: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 0.5)
+    monkeypatch.setattr("stepscope.agents.jobs.Job.stop.__defaults__", (0.5,))  # its grace
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "out").symlink_to(tmp_path)
     runs = runs_of(tmp_path / "project", limits=Limits(60, 1))
@@ -96,7 +96,7 @@ def test_what_may_be_started_is_limited(tmp_path: Path, stubborn: Path, monkeypa
 def test_it_ends_in_time_and_then_nothing_of_it_is_left(
     tmp_path: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 0.5)
+    monkeypatch.setattr("stepscope.agents.jobs.Job.stop.__defaults__", (0.5,))  # its grace
 
     async def questions(asked: Asked) -> None:
         job = await asked.tool("start_run", argv=[sys.executable, str(stubborn)], max_seconds=2)
