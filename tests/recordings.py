@@ -40,11 +40,6 @@ def _for_all_workers(temporary: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-def pictures_of(demo: Recorded) -> Path:
-    """The small version of the example's data set that it was recorded with: ten batches of 64."""
-    return demo.folder.parent / "train"
-
-
 def train_line(data: Path, *arguments: str) -> list[str]:
     """The demo's command on the small data set."""
     train = EXAMPLES / "cifar_png" / "train.py"

@@ -15,28 +15,19 @@ import pytest
 
 from tests.cli.calls import call, json_of
 from tests.comparison.run_sets import make_run, make_set
-from tests.integration.harness import SCRIPTS
 
 main = partial(call, "compare")
 pytestmark = pytest.mark.usefixtures("elsewhere")
 TRAIN = """
-import sys, time
-import torch
-from plain_sgd import PlainSGD
+import stub_torch, sys, time
 
 def prepare(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
-model = torch.nn.Linear(8, 2)
-optimizer = PlainSGD(model.parameters(), lr=0.1)
-for _ in range(40):
+for _ in stub_torch.steps(40, 0.0):
     prepare(float(sys.argv[1]))
-    loss = model(torch.randn(4, 8)).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
 """
 
 
@@ -120,10 +111,8 @@ def test_odd_names_are_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.process
-@pytest.mark.torch
 def test_two_recorded_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
     for name, seconds in (("a", "0.02"), ("b", "0.06")):
         # of few samples nothing is said to have grown, and on a busy machine there are fewer
         options = ["--quiet", "--no-window", "--no-report", "--rate", "100", "--out", name]

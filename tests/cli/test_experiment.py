@@ -22,8 +22,9 @@ from tests.cli.calls import call
 from tests.integration.harness import end_session, environment
 
 SLEEPY = Path(__file__).parents[1] / "experiment" / "scripts" / "sleepy.py"
+STEPS = "import stub_torch; list(stub_torch.steps(4000, 0.02))"
 FAILS = "raise SystemExit('no data to train on')"
-SHORT = ("--steps", "15", "--warmup", "3")
+SHORT = ("--steps", "10", "--warmup", "2")
 AWKWARD = "a b, \"c\" 'd' $HOME;e=f"
 TIMEOUT_S = 150
 GONE_S = 30  # for the processes of a killed experiment to follow it
@@ -92,7 +93,7 @@ def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(
     seen = tmp_path / "seen.jsonl"
     base = ("--base", f"env:SLEEPY={AWKWARD}", "--base", f"arg:--note={AWKWARD}")
     command = ("--", sys.executable, str(SLEEPY), "--slow", "--seen", str(seen))
-    options = ("--try", "loader.num_workers=2", "--pairs", "3:3", "--out", "e", "--json", "found.json")
+    options = ("--try", "loader.num_workers=2", "--pairs", "2:4", "--out", "e", "--json", "found.json")
     done = subprocess.run(
         line(*options, *base, *SHORT, *command),
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S,
@@ -101,29 +102,28 @@ def test_a_change_that_helps_is_found_and_settings_arrive_as_they_were_typed(
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == json.loads((tmp_path / "e" / "experiment.json").read_text())
     (candidate,) = found["candidates"]
-    assert (candidate["verdict"], candidate["pairs"], found["finished"]) == ("faster", 3, True)
+    assert (candidate["verdict"], found["finished"]) == ("faster", True)
     assert candidate["effect"]["high"] < 1
     assert any("num_workers=2" in text and "sleepy.py" in text for text in candidate["change"])
     # every run but the dropped pilot is in the result, and all of them saw the same
     runs = [json.loads(text) for text in seen.read_text().splitlines()]
-    assert runs == [{"note": AWKWARD, "variable": AWKWARD, "stdin": ""}] * 7
-    assert len(found["baseline"]["runs"]) == 3
+    assert runs == [{"note": AWKWARD, "variable": AWKWARD, "stdin": ""}] * (1 + 2 * candidate["pairs"])
+    assert len(found["baseline"]["runs"]) == candidate["pairs"]
     assert (tmp_path / "e" / "report.html").stat().st_size > 1000
     assert "loader.num_workers=2" in done.stdout
-    assert done.stderr.count("stepscope: run ") == 7
+    assert done.stderr.count("stepscope: run ") == len(runs)
     # the same command line is finished here, and would not write over it
     assert call("experiment", *options[:-2], *base, *SHORT, *command) == 2
     assert "finished" in capsys.readouterr().err
 
 
 @real
-@pytest.mark.torch
 def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "e"
-    arguments = ("--try", "env:SLEEPY=1", "--pairs", "3:3", "--out", "e", *SHORT, "--", sys.executable, str(SLEEPY))
+    arguments = ("--try", "env:X=1", "--pairs", "3:3", "--out", "e", *SHORT, "--", sys.executable, "-c", STEPS)
     with started(*arguments, cwd=tmp_path) as process:
         wait_for(folder, "process", 3, process)
         process.send_signal(signal.SIGSTOP)  # so that it finishes no run while the second one is refused
@@ -169,19 +169,15 @@ def test_a_command_that_fails_is_one_line_with_its_last_words(
 
 
 SCRIPT = """
-import argparse, time, torch, stepscope
+import argparse, stub_torch, stepscope
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 parser.add_argument("--wait", type=float)
 given = parser.parse_args()
-weight = torch.nn.Parameter(torch.tensor(1.0))
-for step in range(12):
-    (weight * given.lr).backward()
+for step in stub_torch.steps(12, given.wait):
     stepscope.log("val/loss", given.lr - step)
-    stepscope.step()
-    time.sleep(given.wait)
 """
-LINE = ("--param", "arg:--lr=1,nan,3", "--metric", "val/loss:min", "--metric", "seconds", "--sampler", "grid")
+LINE = ("--param", "arg:--lr=1,nan,3", "--metric", "val/loss:min", "--sampler", "grid")
 
 
 def kill_in_the_second_trial(line: list[str], folder: Path) -> None:
@@ -203,7 +199,6 @@ def kill_in_the_second_trial(line: list[str], folder: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.torch
 def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +222,6 @@ def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(
     assert [by_lr[lr]["values"][0] for lr in "13"] == [-10.0, -8.0]
     assert (by_lr["nan"]["state"], by_lr["nan"]["reason"]) == ("failed", "val/loss is nan, not a finite number")
     assert found["best"] == by_lr["1"]
-    assert 0.1 * 10 < by_lr["1"]["values"][1] < by_lr["1"]["wall_s"]
     assert (found["importance"], found["importance_note"][:15]) == ([], "too few to rank")
     assert len(list((tmp_path / "s" / "runs").glob("*-lr-*.log"))) == 3
     assert "Best by val/loss" in (tmp_path / "found.html").read_text()

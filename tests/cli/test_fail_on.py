@@ -174,9 +174,6 @@ SRUNS = (sys.executable, str(SRUN), "--nodes")
 @pytest.mark.parametrize(
     ("holds", "command", "before", "options", "status", "said"),
     [
-        ("recompiled", "", (), (), 1, "check failed: recompile"),
-        pytest.param("clean", "", (), (), 0, "check passed: recompile", marks=pytest.mark.thorough),
-        ("unwatched", "", (), (), 4, "check not judged: recompile"),
         ("recompiled", "raise SystemExit(7)", (), (), 7, "check failed: recompile"),  # its own status comes first
         ("recompiled", "", (), ("--quiet",), 1, ""),
         # a command that we ended is judged by its run
@@ -186,7 +183,6 @@ SRUNS = (sys.executable, str(SRUN), "--nodes")
         ("clean", NO_PLACE, (), (), 4, "/r --fail-on recompile"),
         ("recompiled", MANY_HOSTS, (*SRUNS, "1"), ("--quiet",), 0, ""),
         # of several launchers the last one reports and checks; the other ends first, with its command's status
-        pytest.param("clean", TAKES_TURNS, (*SRUNS, "2"), (), 0, "check passed", marks=pytest.mark.thorough),
         ("recompiled", TAKES_TURNS, (*SRUNS, "2"), (), 1, "check failed: recompile"),
     ],
 )

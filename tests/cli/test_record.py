@@ -54,14 +54,6 @@ def test_everything_of_ours_is_on_stderr_and_the_status_is_the_commands(tmp_path
 
 
 @pytest.mark.process
-def test_quiet_leaves_both_streams_to_the_command(tmp_path: Path) -> None:
-    program = "import sys; print('out'); print('err', file=sys.stderr)"
-    done = stepscope("run", "--quiet", "--", sys.executable, "-c", program, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"out\n", b"err\n")
-    assert len(list((tmp_path / "stepscope-runs").iterdir())) == 1
-
-
-@pytest.mark.process
 def test_without_a_report_the_recording_is_there_and_the_status_the_commands(tmp_path: Path) -> None:
     done = stepscope("run", "--no-report", "--out", "r", "--", "sh", "-c", "exit 5", cwd=tmp_path)
     assert done.returncode == 5

@@ -261,16 +261,19 @@ def test_the_environment_of_the_recording_machine_reaches_nothing(
 ) -> None:
     with gzip.open(TRACES / name) as file:
         trace = json.load(file)
+    trace["traceEvents"] = trace["traceEvents"][:3_000]
+    Path("trace.json").write_text(json.dumps(trace))
     events = json.dumps([trace["traceEvents"], trace["deviceProperties"]])
     private = {text for text in strings(trace["metadata"]) if len(text) >= ENOUGH and text not in events}
     assert SECRET in private
     assert len(private) > 20
 
     if "export" in COMMANDS:
-        assert call("export", str(TRACES / name), "--out", "cut.json") == 0
-    arguments = (str(TRACES / name), "--tables", "tables", "--json", "r.json", "--html", "r.html")
+        assert call("export", "trace.json", "--out", "cut.json") == 0
+    arguments = ("trace.json", "--tables", "tables", "--json", "r.json", "--html", "r.html")
     assert call("analyze", *arguments) == 0
     assert call("analyze", *arguments[:3]) == 0  # from the tables
+    Path("trace.json").unlink()
     shown = capfd.readouterr()
     written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     tables = [path for path in written if path.suffix in (".parquet", ".arrow")]

@@ -95,9 +95,9 @@ def test_what_a_run_leaves_behind_does_not_disturb_the_next(tmp_path: Path) -> N
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.torch
 def test_a_run_without_a_limit_is_ended_where_its_steps_say_so(tmp_path: Path) -> None:
-    asked = order(tmp_path, sys.executable, str(SLEEPY), steps=None, ends=lambda seen: seen.count >= 5)
+    steps = "import stub_torch; list(stub_torch.steps(4000, 0.02))"
+    asked = order(tmp_path, sys.executable, "-c", steps, steps=None, ends=lambda seen: seen.count >= 5)
     status, why = Processes(lambda: None).run(asked, lambda *_: None)
     assert (status, why) == (None, None)
     seen = StepsSeen(asked.folder)

@@ -21,6 +21,7 @@ import pytest
 import stepscope
 from stepscope.analyze.ranks import judge
 from stepscope.tables.reduced import LABELS, load
+from tests.integration.conftest import SHORT_WINDOW
 from tests.integration.harness import (
     PYTHON,
     REPOSITORY,
@@ -98,7 +99,8 @@ def wait_for(*paths: Path) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    done = record(tmp_path_factory.mktemp("three") / "run", [*torchrun, str(SLOW_LINE), "--slow", str(SLOW)])
+    folder = tmp_path_factory.mktemp("three") / "run"
+    done = record(folder, [*torchrun, str(SLOW_LINE), "--slow", str(SLOW)], options=SHORT_WINDOW)
     assert done.status == 0, done.text
     return done
 
@@ -115,7 +117,7 @@ def test_torchrun_records_every_rank(recorded: Recorded) -> None:
     ranks = list(range(RANKS))
     assert sorted(path.name for path in recorded.folder.glob("rank-*")) == [f"rank-{rank}" for rank in ranks]
     for rank in ranks:
-        assert len(step_rows(recorded.folder / f"rank-{rank}")) in {119, 120}
+        assert len(step_rows(recorded.folder / f"rank-{rank}")) in {59, 60}
     run = recorded.report["run"]
     assert (run["ranks"], run["world_size"]) == (ranks, RANKS)
     assert recorded.report["steps"]["ranks"] == ranks
@@ -124,7 +126,7 @@ def test_torchrun_records_every_rank(recorded: Recorded) -> None:
 
 @pytest.mark.torch
 def test_hotspots_of_the_slow_rank_alone_hold_its_line(recorded: Recorded) -> None:
-    """120 steps of 0.06 s each are some 140 samples at that line; the others never stand there."""
+    """60 steps of 0.06 s each are some 70 samples at that line; the others never stand there."""
     busy = line_of(SLOW_LINE, "features = features.sin().cos()")
     samples = {}
     for rank in (0, SLOW):

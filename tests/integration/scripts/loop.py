@@ -1,10 +1,8 @@
-"""A tiny training loop whose result depends on nothing but its arguments; ends in the way it is told."""
+"""A tiny training loop whose result depends on nothing but its arguments."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import time
 
@@ -42,24 +40,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep in each step")
     parser.add_argument("--tell", action="store_true")
-    parser.add_argument("--end", default="return", choices=["return", "exit3", "raise", "os_exit", "kill", "fork"])
     args = parser.parse_args()
     print(f"result {train(args.steps, args.pause, args.tell):.12f}", flush=True)
     print("a line for stderr", file=sys.stderr, flush=True)
-    if args.end == "exit3":
-        sys.exit(3)
-    if args.end == "raise":
-        raise RuntimeError("the loop was told to raise")
-    if args.end == "os_exit":
-        os._exit(5)
-    if args.end == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if args.end == "fork":
-        child = os.fork()
-        if child == 0:
-            train(5, 0, False)
-            os._exit(7)
-        print(f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-from plain_sgd import PlainSGD
+import stub_torch
 
 STEPS = 60
 
@@ -24,10 +23,8 @@ def fill(path: Path) -> None:
 
 def main() -> None:
     how, folder = sys.argv[1], Path(sys.argv[2])
-    model = torch.nn.Linear(16, 16)
-    optimizer = PlainSGD(model.parameters(), lr=0.1)
     own = []
-    for step in range(STEPS):
+    for step in stub_torch.steps(STEPS, 0.02):  # so that they are written in several pieces
         if step == STEPS // 2:
             if how == "descriptors":
                 os.closerange(3, 256)
@@ -35,12 +32,11 @@ def main() -> None:
             elif how == "limit":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
             elif how == "disk":
+                while not (beside := list(folder.glob("run/host-*/system.jsonl"))):
+                    time.sleep(0.05)
                 fill(folder / "filled")
-                time.sleep(1.5)  # what is read every second finds it full
-        model(torch.randn(4, 16)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        torch.randn(300_000).sort()  # steps are written in several pieces
+                while beside[0].stat().st_size % resource.getpagesize():  # the last page is filled every second
+                    time.sleep(0.1)
     print(how, [os.fstat(file).st_size for file in own].count(0))
 
 

@@ -24,7 +24,7 @@ def augment(features: torch.Tensor, busy_s: float) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--slow", type=int, default=2, help="the rank")
     parser.add_argument("--busy", type=float, default=0.06, help="seconds a step of that rank")
     args = parser.parse_args()

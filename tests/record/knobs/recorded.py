@@ -1,17 +1,18 @@
-"""Runs a script under `stepscope run --knob …` and reads what became of the knobs."""
+"""Runs a script with knobs, as `stepscope run --knob …` does, and reads what became of them."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import SCRIPTS, run_line
-from tests.record.agent.processes import Outcome
+from tests.integration.harness import run_line
+from tests.record.agent.processes import Outcome, run_script
+
+OF_THE_LAUNCHER = ("env:", "arg:", "allocator.", "host.")
 
 
 class Recorded(Outcome):
@@ -43,18 +44,22 @@ def recorded(
     options: tuple[str, ...] = (),
     arguments: tuple[str, ...] = (),
     environ: dict[str, str] | None = None,
+    faults: str | None = None,
 ) -> Recorded:
-    """`script` (source text) run to its end under the public command line."""
+    """`script` (source text) run to its end: by the launcher where that has a part in it, else with the agent alone."""
     file, run = tmp_path / "train.py", tmp_path / "run"
     file.write_text(script)
-    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
+    if not options and not any(knob.startswith(OF_THE_LAUNCHER) for knob in knobs):
+        pairs = [knob.partition("=")[::2] for knob in knobs]
+        done = run_script(tmp_path, file, *arguments, environment=environ, knobs=pairs, faults=faults)
+        return Recorded(**vars(done))
     words = [word for knob in knobs for word in ("--knob", knob)]
     line = run_line(
         run,
         [sys.executable, str(file), *arguments],
         ["--quiet", "--no-window", "--no-report", *words, *options],
     )
-    done = subprocess.run(
+    ended = subprocess.run(
         line, cwd=tmp_path, capture_output=True, text=True, timeout=180, env={**os.environ, **(environ or {})}
     )
-    return Recorded(done.returncode, done.stdout, done.stderr, run)
+    return Recorded(ended.returncode, ended.stdout, ended.stderr, run)

@@ -198,10 +198,9 @@ print(json.dumps([train(loader)["workers"], loader.num_workers]))
 @pytest.mark.torch
 @pytest.mark.parametrize("case", ["spawn", "fault"])
 def test_a_loader_that_is_left_alone_trains_as_the_script_says(tmp_path: Any, case: str) -> None:
-    faults = {"STEPSCOPE_FAULTS": "knob.loader"} if case == "fault" else {}
-    run = recorded(
-        tmp_path, LEFT_ALONE, "loader.num_workers=2", "cpu.worker_affinity=0", arguments=(case,), environ=faults
-    )
+    faults = "knob.loader" if case == "fault" else None
+    knobs = ("loader.num_workers=2", "cpu.worker_affinity=0")
+    run = recorded(tmp_path, LEFT_ALONE, *knobs, arguments=(case,), faults=faults)
     assert (run.status, run.stderr) == (0, "")
     assert run.printed() == [[-1], 0]
     row = run.knob("loader.num_workers")
