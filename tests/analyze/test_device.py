@@ -41,7 +41,6 @@ from stepscope.model.device_losses import (
 from stepscope.model.views import DEVICE
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
-    A100,
     ADD,
     P100,
     SGEMM,
@@ -390,19 +389,6 @@ def us(ns: float) -> float:
     return ns / 1000
 
 
-def test_a_wait_costs_the_idle_time_behind_it_and_not_the_work_before() -> None:
-    found = loss(repeated(3, 400, reads_value), SYNC)
-    # the copy itself, and from its end to the next kernel; of the wait's 195 the device worked 192
-    assert us(found.ns_per_step) == pytest.approx(2 + (315 - 212))
-    assert us(found.details["waited_ns"]) == pytest.approx(195)
-    assert us(found.details["copied_ns"]) == pytest.approx(2)
-    assert list(found.parts) == ["aten::item"]
-    assert found.calls_per_step == 1
-    (line,) = found.lines
-    assert line.place.function == "train"
-    assert us(line.ns_per_step) == pytest.approx(105)
-
-
 def test_a_wait_of_the_loader_is_the_loaders() -> None:
     def fill(scene: Scene) -> None:
         scene.kernel(SGEMM, 10, 100)
@@ -415,30 +401,6 @@ def test_a_wait_of_the_loader_is_the_loaders() -> None:
     launches = some(found.of(LAUNCH))
     # before and behind the loader, and from the last kernel to the next step's first
     assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
-
-
-def test_copies_to_the_device_are_no_wait_of_their_own() -> None:
-    found = losses(repeated(3, 1000, batch_copies))
-    assert found.of(SYNC) is None
-    copies = some(found.of(COPY_IN))
-    assert us(copies.details["exposed_ns"]) == pytest.approx(300)
-    # 2 before the copy begins, and from its end to the next kernel: the host waited as long as that
-    assert us(copies.details["idle_ns"]) == pytest.approx(2 + 18)
-    assert copies.ns_per_step == pytest.approx(copies.details["exposed_ns"] + copies.details["idle_ns"])
-    assert (copies.details["pageable_copies"], copies.details["blocking_copies"]) == (1, 1)
-    assert copies.details["copied_bytes"] == 3_000_000
-    assert copies.calls_per_step == 1
-
-
-def test_gaps_before_launches_go_to_the_operators_that_launch() -> None:
-    found = losses(repeated(3, 1000, short_launches))
-    launches = some(found.of(LAUNCH))
-    assert list(launches.parts) == ["aten::add_"]
-    assert launches.calls_per_step == pytest.approx(30)
-    # 29 gaps of 30 in every step; what lies between the last kernel and the next step's first is launching, too
-    assert us(launches.ns_per_step) == pytest.approx(29 * 30 + 10, abs=40)
-    assert found.median_kernel_ns == 2000
-    assert found.of(HOST) is None
 
 
 @pytest.mark.parametrize(
@@ -460,11 +422,6 @@ def _bound(overview: Any) -> float:
     """Idle time and copies that nothing hides."""
     parts = [part for name, part in overview.parts.items() if name.startswith("idle_") or name == "exposed_copies"]
     return float(sum(part.mean_ns for part in parts))
-
-
-@pytest.mark.parametrize("gpu", [V100, A100])
-def test_products_on_ordinary_cores_count_where_there_are_tensor_cores(gpu: dict[str, Any]) -> None:
-    assert us(loss(repeated(2, 1000, products), MATRIX, gpu).ns_per_step) == pytest.approx(800)
 
 
 @pytest.mark.parametrize(

@@ -352,12 +352,6 @@ def test_planted_levels_are_found_at_their_step() -> None:
     assert spikes(values) == []  # nor does a level that is high for good count as a spike
 
 
-def test_both_ends_of_a_slow_stretch() -> None:
-    values = np.full(400, 10.0) + 0.2 * np.random.default_rng(4).standard_normal(400)
-    values[200:260] += 5
-    assert [level.at for level in levels(values)] == [200, 260]
-
-
 def test_what_is_not_finite_is_passed_over() -> None:
     values = 1 + 0.01 * np.random.default_rng(5).standard_normal(300)
     values[[100, 101, 250]] = np.nan, np.inf, -np.inf

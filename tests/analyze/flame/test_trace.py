@@ -214,35 +214,3 @@ def test_samples_that_no_trace_explains_stay_where_they_are() -> None:
     assert found.own.tolist() == own.tolist()
     assert not len(found.value)
     assert not found.frames
-
-
-NAMES = ("train", "forward", "relu_all", "other")
-
-
-STACKS = st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.integers(1, 10**9))
-CALLS = st.tuples(st.integers(-1, 20), st.sampled_from((*NAMES, "aten::a", "aten::b")), st.integers(0, 9999))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(STACKS, max_size=8), st.lists(CALLS, max_size=20))
-def test_sums_of_samples_stay_exact(stacks: list[tuple[list[str], int]], slices: list[tuple[int, str, int]]) -> None:
-    trace = Slices()
-    trace.add("python_function", "train.py(1): train", 0, 1)
-    for number, (around, name, us) in enumerate(slices, 1):
-        parent = around if 0 <= around < number else None
-        text = name if "::" in name else f"train.py({NAMES.index(name) + 1}): {name}"
-        trace.add("cpu_op" if "::" in name else "python_function", text, number, us, parent=parent)
-    paths = {tuple(f"{name} ({TRAIN}:{len(name)})" for name in path): samples for path, samples in stacks}
-    context = sampled(tables(trace), paths)
-    found, own = leaves_of(context)
-    count = len(context.calls)
-    back = found.own.copy()
-    for leaf, value in enumerate(found.value):
-        at = int(found.parent[leaf])
-        assert at < count + leaf  # parents come first
-        while at >= count:
-            at = int(found.parent[at - count])
-        back[at] += value
-    assert np.array_equal(back, own)
-    assert (found.value >= 0).all()
-    assert (found.own >= 0).all()
