@@ -28,7 +28,6 @@ from stepscope.model.device_losses import (
     matrix,
 )
 from stepscope.model.device_losses import LAUNCH as GAPS
-from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
     ADD,
     SGEMM,
@@ -89,18 +88,6 @@ def test_unchanged_a_replay_is_the_recording(name: str) -> None:
     assert found.unchanged_mean_ns == found.unchanged_median_ns == length * 1000
     assert found.residual == 0
     assert all(what_if.mean_ns <= found.unchanged_mean_ns for what_if in found.what_ifs)
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
-def test_real_traces_replay_as_they_were_recorded(name: str) -> None:
-    analysis = shared_traces.analysis_of(name)
-    assert [found.run for found in analysis.replays] == [losses.run for losses in analysis.device_losses]
-    for found in analysis.replays:
-        assert found.left_out == ()
-        assert found.residual <= 0.01
-        assert found.unchanged_mean_ns == pytest.approx(found.recorded_mean_ns, rel=0.01)
-        assert found.unchanged_median_ns == pytest.approx(found.recorded_median_ns, rel=0.01)
 
 
 def test_a_wait_that_another_one_takes_over_gains_little() -> None:

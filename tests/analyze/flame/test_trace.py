@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.trace_flame import OperatorLeaves, TraceWindows
 from stepscope.tables.schema import Tables
-from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import make_tables
@@ -120,48 +118,6 @@ def test_sums_are_exact_whatever_a_trace_holds(rows: list[tuple[int, str, int, i
         if row["category"] != "kernel" and any(each["category"] != "user_annotation" for each in path):
             wanted += row["self_ns"]
     assert found["operators"][0].value[0] == wanted / 1e3
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize(
-    "name",
-    [name for name in shared_traces.files() if name.startswith(("kineto_tb_plugin", "tracelens"))]
-    if shared_traces.PRESENT
-    else [],
-)
-def test_real_traces_add_up_to_their_device_time(name: str) -> None:
-    """And the lines of some cost what the table of lines says."""
-    run = shared_traces.run_of(name)
-    windows = TraceWindows(Context(run.tables))
-    lines = run.analysis.device_lines
-    assert lines is not None
-    if windows.absent:
-        assert "no Python stacks" in windows.absent
-        assert lines.attributed_share == 0.0
-        return
-    found = trees(run.tables)
-    assert found["operators"][0].value[0] > 0
-    tree, frames = found["gpu"]
-    ns = 1e6 * lines.steps if lines.steps else 1e3
-    assert (tree.value[0], tree.unit) == (lines.total_ns / ns, "ms per step" if lines.steps else "us")
-    assert {"kernel", "operator"} <= {frames[number].kind for number in tree.frame}
-    if not any(part in name for part in ("resnet50_num_workers_0", "timesformer", "sglang_decode", "h100/Qwen")):
-        return
-    line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
-    drawn: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
-    below = np.zeros(len(tree.value))
-    np.add.at(below, np.asarray(tree.parent[1:]), np.asarray(tree.value[1:]))
-    for node, (parent, number) in enumerate(zip(tree.parent, tree.frame, strict=True)):
-        frame = frames[number]
-        line.append((frame.name, frame.line) if frame.kind == "user" else line[parent] if parent >= 0 else None)
-        drawn[line[node]] += tree.value[node] - below[node]
-    wanted: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
-    wanted[None] = sum(lines.unattributed.values()) / ns
-    for each in lines.lines:
-        wanted[None if each.guess else (each.place.function or "", each.place.line)] += each.ns / ns
-    assert {key: value for key, value in drawn.items() if value > 1e-6} == pytest.approx(
-        {key: value for key, value in wanted.items() if value > 1e-6}
-    )
 
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
