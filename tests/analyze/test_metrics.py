@@ -244,6 +244,7 @@ for number, (batch,) in enumerate(loader):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.torch
 def test_a_nan_in_a_batch_of_a_real_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ SHAPES = {
     "hsdp": {"shard": 4},
     "3d": {"tp": 2, "pp": 2, "microbatches": 4},
 }
+MORE = ("fsdp", "hsdp")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def _simulated(folder: Path, **settings: Any) -> tuple[Reduced, dict[str, Any]]:
     return load(folder / "reduced"), json.loads(folder.with_name(f"{folder.name}.truth.json").read_text())
 
 
-@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("layout", ["dp", "3d", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)])
 def test_a_slow_device_is_found_and_a_healthy_run_is_left_alone(tmp_path: Path, layout: str) -> None:
     planted = {"name": "slow_gpu", "size": 0.3, "rank": 6}
     slow, truth = _simulated(tmp_path / "slow", layout=layout, plants=[planted], **SHAPES[layout])
