@@ -23,7 +23,13 @@ TITLES = {key: page.title for key, page in PAGES.items()}
 CLOSELY = {"findings", "flame", "metrics", "timeline"}  # whose own tests ask axe of more than is shown at first
 
 
-@pytest.mark.parametrize("name", ["demo", "tb_plugin", "empty", "fuzzed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("demo", "tb_plugin", "fuzzed"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("growing", "empty")),
+    ],
+)
 def test_every_page_of_every_run(name: str, dashboard: Dashboard, served: Served, look: Look) -> None:
     view = look(dashboard.page(served(name), "findings")).ready()
     view.until(lambda: len(view.pages()) == len(TITLES))
