@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.model import PHASES, Analysis, DeviceLines, StepFacts
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import Int64, positions
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.records import some
@@ -29,6 +30,7 @@ POINTS = 60
 
 times = st.integers(0, POINTS)
 pairs = st.lists(st.tuples(times, times), max_size=12)
+window = st.tuples(times, times)
 
 
 def arrays(found: list[tuple[int, int]]) -> tuple[Int64, Int64]:
@@ -42,6 +44,22 @@ def set_of(found: list[tuple[int, int]]) -> Intervals:
 
 def points(found: list[tuple[int, int]]) -> set[int]:
     return {point for start, end in found for point in range(start, end)}
+
+
+def points_of(found: Intervals) -> set[int]:
+    """The points of a set, which must be in its normal form."""
+    starts, ends = found.starts.tolist(), found.ends.tolist()
+    assert all(start < end for start, end in zip(starts, ends, strict=True))
+    assert all(end < start for end, start in zip(ends[:-1], starts[1:], strict=True))
+    return points(list(zip(starts, ends, strict=True)))
+
+
+@given(pairs, window)
+def test_within_a_window(one: list[tuple[int, int]], limits: tuple[int, int]) -> None:
+    start, end = limits
+    inside = points(one) & set(range(start, end))
+    assert points_of(intervals.clip(set_of(one), start, end)) == inside
+    assert points_of(intervals.complement(set_of(one), start, end)) == set(range(start, end)) - inside
 
 
 @given(st.lists(pairs, max_size=5), pairs)
@@ -61,6 +79,14 @@ def test_a_partition_is_exclusive_in_order_and_complete(
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
 LIBRARY = "torch/utils/data/dataloader.py(1): __next__"
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 12)), st.booleans(), st.lists(st.none() | st.integers(-3, 16)))
+def test_positions_are_those_of_a_search(some: set[int], gaps: bool, wanted: list[int | None]) -> None:
+    ids = sorted(some) if gaps else list(range(min(some, default=0), min(some, default=0) + len(some)))
+    found = positions(pl.Series(ids, dtype=pl.Int64), pl.Series(wanted, dtype=pl.Int64))
+    assert found.tolist() == [ids.index(each) if each in ids else -1 for each in wanted]
 
 
 def reasons_of(*traces: Slices) -> DeviceLines:
