@@ -28,7 +28,6 @@ from stepscope.model.device_losses import (
     DATA_PARALLEL,
     HOST,
     LAUNCH,
-    LAYOUT,
     LINALG,
     MATRIX,
     OPTIMIZER,
@@ -38,10 +37,8 @@ from stepscope.model.device_losses import (
     DeviceLosses,
     Loss,
 )
-from stepscope.model.views import DEVICE
-from tests.analyze import shared_traces
+from stepscope.model.views import Overview
 from tests.analyze.device_scenes import (
-    A100,
     ADD,
     P100,
     SGEMM,
@@ -390,19 +387,6 @@ def us(ns: float) -> float:
     return ns / 1000
 
 
-def test_a_wait_costs_the_idle_time_behind_it_and_not_the_work_before() -> None:
-    found = loss(repeated(3, 400, reads_value), SYNC)
-    # the copy itself, and from its end to the next kernel; of the wait's 195 the device worked 192
-    assert us(found.ns_per_step) == pytest.approx(2 + (315 - 212))
-    assert us(found.details["waited_ns"]) == pytest.approx(195)
-    assert us(found.details["copied_ns"]) == pytest.approx(2)
-    assert list(found.parts) == ["aten::item"]
-    assert found.calls_per_step == 1
-    (line,) = found.lines
-    assert line.place.function == "train"
-    assert us(line.ns_per_step) == pytest.approx(105)
-
-
 def test_a_wait_of_the_loader_is_the_loaders() -> None:
     def fill(scene: Scene) -> None:
         scene.kernel(SGEMM, 10, 100)
@@ -417,30 +401,6 @@ def test_a_wait_of_the_loader_is_the_loaders() -> None:
     assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
 
 
-def test_copies_to_the_device_are_no_wait_of_their_own() -> None:
-    found = losses(repeated(3, 1000, batch_copies))
-    assert found.of(SYNC) is None
-    copies = some(found.of(COPY_IN))
-    assert us(copies.details["exposed_ns"]) == pytest.approx(300)
-    # 2 before the copy begins, and from its end to the next kernel: the host waited as long as that
-    assert us(copies.details["idle_ns"]) == pytest.approx(2 + 18)
-    assert copies.ns_per_step == pytest.approx(copies.details["exposed_ns"] + copies.details["idle_ns"])
-    assert (copies.details["pageable_copies"], copies.details["blocking_copies"]) == (1, 1)
-    assert copies.details["copied_bytes"] == 3_000_000
-    assert copies.calls_per_step == 1
-
-
-def test_gaps_before_launches_go_to_the_operators_that_launch() -> None:
-    found = losses(repeated(3, 1000, short_launches))
-    launches = some(found.of(LAUNCH))
-    assert list(launches.parts) == ["aten::add_"]
-    assert launches.calls_per_step == pytest.approx(30)
-    # 29 gaps of 30 in every step; what lies between the last kernel and the next step's first is launching, too
-    assert us(launches.ns_per_step) == pytest.approx(29 * 30 + 10, abs=40)
-    assert found.median_kernel_ns == 2000
-    assert found.of(HOST) is None
-
-
 @pytest.mark.parametrize(
     "fill",
     [
@@ -453,18 +413,13 @@ def test_no_idle_time_is_told_twice(fill: Callable[[Scene], None]) -> None:
     analysis = analyze(scene.tables())
     (found,) = analysis.device_losses
     assert analysis.views is not None
-    assert 0 < idle_ns(found) <= _bound(analysis.views.spans[0].overview) + 1
+    assert 0 < idle_ns(found) <= idle_bound(some(analysis.views.spans[0].overview)) + 1
 
 
-def _bound(overview: Any) -> float:
+def idle_bound(overview: Overview) -> float:
     """Idle time and copies that nothing hides."""
     parts = [part for name, part in overview.parts.items() if name.startswith("idle_") or name == "exposed_copies"]
     return float(sum(part.mean_ns for part in parts))
-
-
-@pytest.mark.parametrize("gpu", [V100, A100])
-def test_products_on_ordinary_cores_count_where_there_are_tensor_cores(gpu: dict[str, Any]) -> None:
-    assert us(loss(repeated(2, 1000, products), MATRIX, gpu).ns_per_step) == pytest.approx(800)
 
 
 @pytest.mark.parametrize(
@@ -493,20 +448,6 @@ def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
     found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
     assert us(found.ns_per_step) == pytest.approx(400)
     assert us(found.details["runs_ns"]) == pytest.approx(500)
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
-def test_idle_losses_of_real_traces_stay_within_the_idle_time(name: str) -> None:
-    analysis = shared_traces.analysis_of(name)
-    assert analysis.views is not None
-    overviews = [span.overview for span in analysis.views.spans if span.overview is not None]
-    for found in analysis.device_losses:
-        assert [overview.basis for overview in overviews] == [DEVICE]
-        told = {one.kind: one.ns_per_step for one in found.losses}
-        assert all(ns >= 0 for ns in told.values())
-        assert idle_ns(found) <= _bound(overviews[0]) + 1
-        assert all(told.get(kind, 0.0) <= found.compute_ns_per_step for kind in (MATRIX, ATTENTION, LAYOUT, POINTWISE))
 
 
 TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"

@@ -19,8 +19,6 @@ from stepscope.analyze import analyze
 from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.source_lines import Call, Lines
-from stepscope.engine.spans import texts
 from stepscope.model import PHASES, Analysis, DeviceLines, StepFacts
 from stepscope.tables.arrays import Int64, positions
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
@@ -56,32 +54,12 @@ def points_of(found: Intervals) -> set[int]:
     return points(list(zip(starts, ends, strict=True)))
 
 
-@given(pairs)
-def test_a_union_covers_what_any_interval_covers(one: list[tuple[int, int]]) -> None:
-    assert points_of(set_of(one)) == points(one)
-    assert intervals.total(set_of(one)) == len(points(one))
-
-
-@given(pairs, pairs)
-def test_two_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-    first, second = set_of(one), set_of(other)
-    assert points_of(intervals.merge(first, second)) == points(one) | points(other)
-    assert points_of(intervals.intersect(first, second)) == points(one) & points(other)
-    assert points_of(intervals.subtract(first, second)) == points(one) - points(other)
-
-
 @given(pairs, window)
 def test_within_a_window(one: list[tuple[int, int]], limits: tuple[int, int]) -> None:
     start, end = limits
     inside = points(one) & set(range(start, end))
     assert points_of(intervals.clip(set_of(one), start, end)) == inside
     assert points_of(intervals.complement(set_of(one), start, end)) == set(range(start, end)) - inside
-
-
-@given(pairs, pairs)
-def test_covered_lengths_of_many_windows(one: list[tuple[int, int]], windows: list[tuple[int, int]]) -> None:
-    found = intervals.covered(set_of(one), *arrays(windows))
-    assert found.tolist() == [len(points(one) & set(range(start, end))) for start, end in windows]
 
 
 @given(st.lists(pairs, max_size=5), pairs)
@@ -97,17 +75,6 @@ def test_a_partition_is_exclusive_in_order_and_complete(
             left -= points(one)
         assert row[-1] == len(left)
         assert sum(row) == max(end - start, 0)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), times, times), max_size=20))
-def test_unions_by_key(rows: list[tuple[int, int, int]]) -> None:
-    table = np.asarray(rows, np.int64).reshape(-1, 3)
-    keys, lengths = intervals.union_by(table[:, 0], table[:, 1], table[:, 2])
-    expected: dict[int, set[int]] = {}
-    for key, start, end in rows:
-        expected.setdefault(key, set()).update(range(start, end))
-    assert keys.tolist() == sorted(expected)
-    assert lengths.tolist() == [len(expected[key]) for key in sorted(expected)]
 
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
@@ -172,41 +139,6 @@ def test_a_line_that_leads_to_a_librarys_training_is_no_place(steps_below: int, 
         trace.kernel(start, 4, below=trace.add("cpu_op", "aten::mm", start + 2, parent=lib, step=starts.index(start)))
     found = reasons_of(trace)
     assert [line.place.file for line in found.lines] == [file]
-
-
-SOURCE = """\
-def helper(x):
-    return x
-
-
-@decorated
-def train(model, batches):
-    for batch in batches:
-        loss = model(batch)
-        helper(loss)
-        loss.backward()
-"""
-LINES = Lines(None, {"/t/train.py": SOURCE})
-
-
-@pytest.mark.parametrize("line", [5, 6, 8, 10])
-def test_a_function_begins_at_its_decorator_wherever_it_was_when_the_recording_began(line: int) -> None:
-    assert LINES.definition("/t/train.py", "train", line) == 5
-
-
-@pytest.mark.parametrize(
-    ("file", "function", "line"),
-    [
-        *(("/t/other.py", "train", 8), ("/t/train.py", "evaluate", 8), ("/t/train.py", "train", 2)),
-        ("/t/train.py", "<module>", 8),
-    ],
-)
-def test_nothing_is_said_of_what_the_source_does_not_hold(file: str, function: str, line: int) -> None:
-    assert LINES.definition(file, function, line) is None
-
-
-def test_the_only_call_of_a_name_is_its_line_also_from_within() -> None:
-    assert LINES.only_line("/t/train.py", "train", 8, Call("helper")) == 9
 
 
 def train(**tables: Any) -> StepFacts:
@@ -408,10 +340,3 @@ def test_the_call_of_backward_keeps_only_what_no_operator_explains(found: Device
     backward = sum(ns for line in found.lines for way, ns in line.via.items() if way == "sequence")
     own = sum(line.ns for line in found.lines if line.place.line == line_of("BACKWARD"))
     assert own < 0.2 * backward
-
-
-def test_numbers_of_texts_follow_their_column_alone() -> None:
-    before = pl.Series(["text-b", "text-a"]).cast(pl.Categorical)  # what the process has seen first
-    found = texts(pl.Series(["text-a", None, "text-b", "text-a"]))
-    assert (found.codes.tolist(), found.values) == ([0, -1, 1, 0], ["text-a", "text-b"])
-    assert len(before) == 2

@@ -373,28 +373,6 @@ class TestRecorded:
         assert result.selected_samples + sum(result.left_out.values()) == result.samples
         assert sum(row.samples for row in result.rows) == result.selected_samples
 
-    @pytest.mark.parametrize(
-        ("name", "idle"),
-        [
-            ("databound_active.txt", False),
-            ("databound_idle.txt", True),
-            ("ddp.txt", False),
-            ("ddp_idle.txt", True),
-            ("forkserver.txt", False),
-            ("gil.txt", None),  # only holders of the lock: no thread that waits was sampled
-            ("nolineno.txt", False),
-            ("pair1_s_t.txt", False),
-            ("pin.txt", True),
-            ("plain.txt", False),
-            ("s_only.txt", False),
-            ("spawn.txt", False),
-        ],
-    )
-    def test_whether_waiting_was_sampled(self, name: str, idle: bool | None) -> None:
-        result = recorded(name)
-        assert result.idle is idle
-        assert any("waiting was not sampled" in text for text in result.warnings) is (idle is False)
-
 
 def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("<module> (train.py:1);f (train.py:2) 5\n")

@@ -65,15 +65,6 @@ def collections(steps: Sequence[dict[str, Any]], duration_ms: float, every: int 
     return [{**row, **place, "time_ns": step["start_ns"] + MS} for step in steps[::every]]
 
 
-def test_collections_in_steady_steps_are_counted_by_line() -> None:
-    steps = step_rows(41)
-    pauses = some(of(make_tables(steps=steps, journal=collections(steps, 2, every=2))).pauses)
-    assert (pauses.count, pauses.full, pauses.steps, pauses.steps_struck) == (20, 20, 40, 20)  # the first is warm-up
-    assert pauses.ms_per_step == pytest.approx(1)
-    assert pauses.collected == 60
-    assert [(line.place.line, line.count) for line in pauses.lines] == [(30, 20)]
-
-
 def test_a_collection_between_steps_or_beyond_its_step_is_none_of_the_steps() -> None:
     steps = step_rows(41)
     end = steps[20]["start_ns"] + steps[20]["wall_ns"]
@@ -85,16 +76,6 @@ def test_a_collection_between_steps_or_beyond_its_step_is_none_of_the_steps() ->
     assert pauses.count == 1
     assert pauses.longest_ms == pytest.approx(2)
     assert pauses.lines == ()
-
-
-def test_a_wait_on_a_machine_that_the_run_fills_is_its_own() -> None:
-    cpu = some(of(cores_tables(delay=0.4, cpu_pct=400, threads=16)).cpu)
-    assert cpu.run_delay_share == pytest.approx(0.4)
-    assert cpu.own_ms_per_step == pytest.approx(40)
-    assert cpu.others_ms_per_step == 0
-    left = some(of(cores_tables(delay=0.4, cpu_pct=60)).cpu)
-    assert (left.own_ms_per_step, left.others_ms_per_step) == (0, pytest.approx(40))
-    assert (cpu.threads, cpu.threads_place and cpu.threads_place.line) == (16, 5)
 
 
 def test_throttled_time_is_no_more_than_the_wait() -> None:
@@ -171,18 +152,6 @@ def epochs_tables() -> Tables:
     return make_tables(steps=steps, journal=journal)
 
 
-def test_starting_workers_for_every_epoch() -> None:
-    (fact,) = of(epochs_tables()).epochs or ()
-    assert (fact.restarts, fact.num_workers, fact.persistent, fact.kind) == (4, 2, False, "train")
-    assert fact.make_ms == pytest.approx(50)
-    assert fact.first_wait_ms == pytest.approx(21)
-    assert fact.usual_wait_ms == pytest.approx(0.1)
-    assert fact.batch_ms is None  # no stacks: then the wait for the first batch is not counted
-    assert fact.lost_ms_per_step == pytest.approx(4 * 50 / 50)
-    assert fact.site is not None
-    assert fact.site.line == 75
-
-
 def wave_tables(period: int = 4) -> Tables:
     steps: list[dict[str, Any]] = []
     clock = T0
@@ -195,14 +164,6 @@ def wave_tables(period: int = 4) -> Tables:
     return make_tables(steps=steps, journal=[made])
 
 
-def test_waves_of_as_many_steps_as_there_are_workers() -> None:
-    waves = some(of(wave_tables()).waves)
-    assert waves.period == 4
-    assert waves.regular == 1
-    assert waves.share > 0.9
-    assert (waves.wave_wait_ms, waves.other_wait_ms) == (pytest.approx(100), pytest.approx(0.1))
-
-
 def profiled_tables(slower: float = 2.0, *, ours: bool = False) -> Tables:
     steps = [
         *step_rows(50),
@@ -210,13 +171,6 @@ def profiled_tables(slower: float = 2.0, *, ours: bool = False) -> Tables:
     ]
     window = {"kind": "window", "trace": "trace-0.pt.trace.json", "first_step": 50, "steps": 10, "status": "kept"}
     return make_tables(steps=steps, journal=[window if ours else {"kind": "mark", "name": "x"}])
-
-
-def test_the_steps_of_the_scripts_own_profiler() -> None:
-    facts = some(of(profiled_tables()).profiler)
-    assert (facts.inside, facts.outside, facts.steps, facts.source) == (10, 49, 60, "journal")
-    assert facts.lost_ms_per_step == pytest.approx(10 * 10 / 60)
-    assert facts.total_ms_per_step == pytest.approx((500 + 200) / 60)
 
 
 TWO_CORES = {"hardware": {"affinity": [0, 1]}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.machine import GpuClocks, MachineFacts, StorageFacts
+from stepscope.model.machine import GpuClocks, MachineFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.test_machine import SECOND
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
@@ -62,15 +62,6 @@ def clocks(**options: Any) -> GpuClocks:
     return found
 
 
-def test_a_clock_that_heat_holds_down() -> None:
-    found = clocks()
-    assert (found.clock_mhz, found.max_clock_mhz) == (1000, 2000)
-    assert found.reasons == {"thermal slowdown by hardware": 1}
-    assert found.lost_share == pytest.approx(0.5)
-    assert found.utilization == pytest.approx(0.9)
-    assert found.temperature_c == 99
-
-
 @pytest.mark.parametrize(
     ("reasons", "limit_w", "lost"),
     [
@@ -121,23 +112,6 @@ def storage_tables(*rows: dict[str, Any], **more: Any) -> Tables:
     return make_tables(**{"steps": step_rows(400, forward_ms=93), "system": rows, **more})
 
 
-def storage_of(tables: Tables) -> StorageFacts:
-    return some(machine_of(tables).storage)
-
-
-def test_reads_that_reach_the_device() -> None:
-    found = storage_of(storage_tables(*storage_rows()))
-    assert found.role == "rank"
-    assert found.requested_bytes_per_s == pytest.approx(20e6)
-    assert found.cold_share == pytest.approx(0.5)
-    assert found.blocked_share == pytest.approx(0.25, abs=0.03)
-    assert found.blocked_readings >= 39  # without the time of warm-up
-    assert [(mount.kind, mount.path, mount.files, mount.source) for mount in found.mounts] == [
-        ("lustre", "/scratch", 3, "open files"),
-        ("ext4", "/", 1, "open files"),
-    ]
-
-
 TWO_NODES: dict[str, Any] = {
     "numa_nodes": {"0": [0, 1], "1": [2, 3], "2": []},
     "gpus": [{"index": 0, "numa_node": 1}, {"index": 1, "numa_node": None}],
@@ -153,13 +127,6 @@ def numa_tables(hardware: dict[str, Any], *cpus: int, gpu: bool = True) -> Table
         at = {"time_ns": T0 + 1000 * MS, "device": "gpu:0", "pid": PID}
         system.append({**at, "metric": "gpu_process", "value": 1.0})
     return make_tables(steps=step_rows(400, forward_ms=93), system=system, manifests=[{"hardware": hardware}])
-
-
-def test_a_main_thread_away_from_its_gpu() -> None:
-    numa = some(machine_of(numa_tables(TWO_NODES, 0, 1, 1, 2)).numa)
-    assert numa.nodes == 2
-    assert numa.main_nodes == {"0": pytest.approx(0.75, abs=0.02), "1": pytest.approx(0.25, abs=0.02)}
-    assert numa.away_share == pytest.approx(0.75, abs=0.02)
 
 
 def test_a_gpu_that_is_not_known_and_a_machine_with_one_node() -> None:

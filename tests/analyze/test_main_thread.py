@@ -20,7 +20,6 @@ from stepscope.model import LoopFacts, Place
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import (
     CALL_LINE,
-    LOOP_LINE,
     LOOP_SOURCE,
     TORCH,
     TRAIN,
@@ -42,24 +41,6 @@ def only_loop(tables: Tables, sources: dict[str, str] | None = None) -> LoopFact
     assert loops is not None
     assert len(loops) == 1
     return loops[0]
-
-
-def test_the_loop_its_line_and_its_dimension() -> None:
-    loop = only_loop(loop_tables(), SOURCES)
-    assert loop.callee == "cross_entropy"
-    assert loop.calls_per_step == 256
-    assert loop.dimension == "256 = dim 1 of (8, 256)"
-    assert (loop.place.file, loop.place.line, loop.place.function) == (TRAIN, CALL_LINE, "token_loss")
-    assert loop.loop_line == LOOP_LINE
-    assert loop.exact_line
-    assert loop.operators_per_call == pytest.approx(3)
-    assert loop.backward_node == "SelectBackward0"
-    assert loop.backward_calls_per_step == 256
-    assert loop.backward_ms_per_step == pytest.approx(32)  # 64 ms in a window that halves the speed
-    # the 36 ms between the nodes are theirs too, as there are no others
-    assert loop.backward_at_most_ms_per_step == pytest.approx(50)
-    assert loop.operators_ms_per_step == pytest.approx(256 * 0.09)
-    assert loop.calls_per_invocation == 256
 
 
 def test_time_comes_from_samples_where_they_are_many_else_from_the_window() -> None:

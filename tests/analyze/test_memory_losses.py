@@ -11,7 +11,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryLosses
 from stepscope.tables.schema import Tables
-from tests.analyze.memory_scenes import GIB, MIB, STEPS, memory_tables, readings, struck_steps
+from tests.analyze.memory_scenes import GIB, MIB, STEPS, memory_tables, readings
 from tests.analyze.scenes import Trace
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.records import some
@@ -26,18 +26,6 @@ def facts(tables: Tables) -> MemoryLosses:
 def grown(tables: Tables) -> MemoryGrowth:
     (one,) = facts(tables).growth
     return one
-
-
-def test_a_straight_line_is_growth_with_the_time_that_is_left() -> None:
-    one = grown(memory_tables(readings(lambda step: 4 * GIB + step * MIB)))
-    assert one.device == "cpu"
-    assert one.bytes_per_step == pytest.approx(MIB, rel=0.01)
-    assert one.points == 19  # the first step is warm-up
-    assert one.limit == MemoryLimit(64 * GIB, "machine", 64 * GIB)
-    left = 60 * GIB / MIB - 380
-    assert one.steps_left == pytest.approx(left, rel=0.01)
-    assert one.seconds_left == pytest.approx(left * 0.01, rel=0.01)
-    assert one.lines == ()
 
 
 @pytest.mark.parametrize(
@@ -111,18 +99,6 @@ def test_the_fraction_that_the_script_set_with_its_line() -> None:
     assert (limit.bytes, limit.reason, limit.fraction) == (40 * GIB, "fraction", 0.5)
     assert limit.place is not None
     assert limit.place.line == 7
-
-
-def test_steps_near_retries_are_compared_with_the_others() -> None:
-    steps, journal = struck_steps(20)
-    retries = some(facts(memory_tables(journal, steps=steps)).retries)
-    assert retries.retries == retries.stretches == 4
-    assert retries.usual_ms == pytest.approx(10)
-    assert retries.struck_ms == pytest.approx(30)
-    assert retries.lost_ms_per_step == pytest.approx(20 * retries.steps_struck / retries.steps)
-    steps, journal = struck_steps(20, every=1)
-    retries = some(facts(memory_tables(journal, steps=steps)).retries)
-    assert retries.lost_ms_per_step is None  # there is nothing to compare with
 
 
 def leaking(count: int = 5, *, keep: int | None = None, **journal: Any) -> Tables:

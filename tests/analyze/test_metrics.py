@@ -244,6 +244,7 @@ for number, (batch,) in enumerate(loader):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.torch
 def test_a_nan_in_a_batch_of_a_real_run(tmp_path: Path) -> None:
@@ -350,12 +351,6 @@ def test_planted_levels_are_found_at_their_step() -> None:
         assert abs(level.at - at) <= (0 if factor != 1.15 else 3)  # half of the noise's width: not known to the step
         assert level.after / level.before == pytest.approx(factor, rel=0.03)
     assert spikes(values) == []  # nor does a level that is high for good count as a spike
-
-
-def test_both_ends_of_a_slow_stretch() -> None:
-    values = np.full(400, 10.0) + 0.2 * np.random.default_rng(4).standard_normal(400)
-    values[200:260] += 5
-    assert [level.at for level in levels(values)] == [200, 260]
 
 
 def test_what_is_not_finite_is_passed_over() -> None:

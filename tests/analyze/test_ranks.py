@@ -41,23 +41,6 @@ def facts(*ranks: Sequence[dict[str, Any]], ddp: bool = True, **more: Any) -> Ra
     return analyze(make_tables(steps=[row for rows in ranks for row in rows], journal=journal, **more)).ranks
 
 
-def test_the_slow_rank_and_what_the_others_wait() -> None:
-    found = some(
-        facts(rank_rows(0, (1, 10, 39, 1, 1)), rank_rows(1, (21, 10, 19, 1, 1)), rank_rows(2, (2, 10, 38, 1, 1)))
-    )
-    assert found.slowest == 1
-    assert found.exchange == ("backward",)
-    assert found.exchange_source == DDP
-    assert found.excess_ms == pytest.approx(19.5)  # 33 against the median of 13 and 14
-    assert found.waited_ms == pytest.approx(19.5)
-    assert found.least_excess_ms == pytest.approx(19.5)
-    assert found.slowest_share == 1
-    assert found.excess_by_phase_ms["data_wait"] == pytest.approx(19.5)
-    assert "backward" not in found.excess_by_phase_ms
-    assert found.of(1).own_ms + found.of(1).exchange_ms == pytest.approx(found.of(1).wall_ms)
-    assert found.of(0).samples == 8
-
-
 def test_the_nth_training_steps_stand_side_by_side_whatever_their_numbers() -> None:
     """One rank evaluates in between: its step numbers run ahead."""
     first = rank_rows(0, (0, 10, 20, 1, 1))

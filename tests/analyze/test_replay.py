@@ -28,7 +28,6 @@ from stepscope.model.device_losses import (
     matrix,
 )
 from stepscope.model.device_losses import LAUNCH as GAPS
-from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
     ADD,
     SGEMM,
@@ -89,18 +88,6 @@ def test_unchanged_a_replay_is_the_recording(name: str) -> None:
     assert found.unchanged_mean_ns == found.unchanged_median_ns == length * 1000
     assert found.residual == 0
     assert all(what_if.mean_ns <= found.unchanged_mean_ns for what_if in found.what_ifs)
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
-def test_real_traces_replay_as_they_were_recorded(name: str) -> None:
-    analysis = shared_traces.analysis_of(name)
-    assert [found.run for found in analysis.replays] == [losses.run for losses in analysis.device_losses]
-    for found in analysis.replays:
-        assert found.left_out == ()
-        assert found.residual <= 0.01
-        assert found.unchanged_mean_ns == pytest.approx(found.recorded_mean_ns, rel=0.01)
-        assert found.unchanged_median_ns == pytest.approx(found.recorded_median_ns, rel=0.01)
 
 
 def test_a_wait_that_another_one_takes_over_gains_little() -> None:
@@ -347,15 +334,6 @@ def sets(draw: st.DrawFn) -> Intervals:
     return intervals.union(starts, starts + np.asarray([length for _, length in pairs], np.int64))
 
 
-@settings(max_examples=40, deadline=None)
-@given(graphs())
-def test_unchanged_every_slice_starts_when_it_was_recorded_to(graph: Graph) -> None:
-    played = Replayed(graph, Change())
-    assert (played.end_ns - played.start_ns == graph.duration_ns).all()
-    late = played.start_ns - graph.start_ns
-    assert late.tolist() == [0] * len(late)
-
-
 def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None:
     scene = Scene()
     scene.step(LENGTH)
@@ -365,35 +343,6 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
     graph = graph_of(scene)
     assert len(graph.wait_begin_ns) == 1
     assert (Replayed(graph, Change()).start_ns == graph.start_ns).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(graphs(), sets(), sets(), st.floats(0, 1), st.floats(0, 1), st.data())
-def test_a_smaller_change_never_makes_anything_earlier(
-    graph: Graph, one: Intervals, more: Intervals, part: float, other: float, data: st.DataObject
-) -> None:
-    slices = graph
-    most, least = max(part, other), min(part, other)
-    flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(slices), max_size=len(slices))), bool)
-    small = Change(one, (slices.duration_ns * most).astype(np.int64), flags & (slices.start_ns % 2 == 0))
-    large = Change(intervals.merge(one, more), (slices.duration_ns * least).astype(np.int64), flags)
-    nothing, some, all_of_it = (Replayed(graph, change) for change in (Change(), small, large))
-    for before, after in ((nothing, some), (some, all_of_it)):
-        assert (after.end_ns <= before.end_ns).all()
-        assert (after.start_ns <= before.start_ns).all()
-        moments_ns = np.linspace(graph.step_start_ns[0], graph.step_end_ns[-1], 40).astype(np.int64)
-        assert (after.host_ns(moments_ns) <= before.host_ns(moments_ns)).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(graphs(), sets())
-def test_the_order_of_host_and_streams_is_kept(graph: Graph, cut: Intervals) -> None:
-    played, slices = Replayed(graph, Change(cut)), graph
-    moments_ns = np.sort(np.concatenate([graph.step_start_ns, graph.step_end_ns, slices.launch_ns]))
-    assert (np.diff(played.host_ns(moments_ns)) >= 0).all()
-    follows = np.flatnonzero(slices.before >= 0)
-    assert (played.start_ns[follows] >= played.end_ns[slices.before[follows]]).all()
-    assert (played.start_ns >= played.host_ns(slices.launch_ns)).all()
 
 
 @settings(max_examples=80, deadline=None)

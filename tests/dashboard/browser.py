@@ -38,12 +38,12 @@ class View(Opened):
     def _has_content(self) -> bool:
         return bool(self.page.locator("main .blocks > .block, main [role=alert], main table, main .card").count())
 
-    def pages(self) -> dict[str, str]:
-        """Titles of the run's pages by their keys, in order."""
+    def pages(self, among: str = "") -> dict[str, str]:
+        """Titles of the run's pages, or of those `among` them, by their keys, in order."""
         read = (
             "links => links.map(link => [link.getAttribute('href').split('?')[0].split('/').pop(), link.textContent])"
         )
-        return dict(self.page.locator("nav li a").evaluate_all(read))
+        return dict(self.page.locator(f"nav {among} li a").evaluate_all(read))
 
     def open(self, page: str) -> View:
         """Opens a page of the same run by its link, as a user does."""

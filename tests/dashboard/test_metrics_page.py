@@ -218,14 +218,6 @@ def test_a_range_of_steps_holds_for_all_curves(run: api.Run) -> None:
     assert [mark["label"] for mark in part(found, "m-train-loss")["marks"]] == ["evaluation", "epoch 1"]
 
 
-def test_curves_are_those_of_the_chosen_worker(small: api.Run) -> None:
-    found = page(small, "metrics", worker="rank-1")
-    assert {row["rank"] for row in part(found, "curves")["rows"]} == {1, None}
-    readings = part(page(small, "metrics"), "m-sys-util-pct")
-    assert (readings["y"]["unit"], list(series(readings))) == ("pct", ["sys/gpu.0.util_pct"])
-    assert readings["x"]["values"][0] == 0
-
-
 def test_a_run_without_curves_says_what_to_record(nothing: api.Run, run: api.Run) -> None:
     assert is_empty(nothing, "metrics")
     assert not is_empty(run, "metrics")

@@ -200,16 +200,18 @@ SECRET = b"example-not-a-secret"
 TRACES = [
     "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
     "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
+    "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
+    "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+]
+MORE_TRACES = [
     "hta/mtia_inference_trace/mtia_inference_rank_0.json.gz",
     "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
     "tracelens/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
-    "tracelens/inference/sglang_decode/sglang_Qwen3-8B_decode.json.gz",
-    "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
 ]
 
 
 @needs_shared
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", [*TRACES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE_TRACES)])
 def test_a_whole_trace_comes_out_complete_and_smaller(name: str, tmp_path: Path) -> None:
     source = SHARED / name
     out = tmp_path / f"out{''.join(source.suffixes[-2:]) if name.endswith('.gz') else '.json'}"

@@ -20,7 +20,7 @@ from stepscope import reduce_run
 from tests.cli.calls import call
 from tests.reduction.jobs import contents, make_job, trace
 
-distributed = pytest.importorskip("distributed", reason="needs stepscope[cluster]")
+pytest.importorskip("distributed", reason="needs stepscope[cluster]")
 
 TRACES = 5  # of each of four ranks
 PATIENCE_S = 60
@@ -63,35 +63,19 @@ def once_begun(out: Path, do: Callable[[], None]) -> Iterator[list[int]]:
         watcher.join()
 
 
+@pytest.mark.parametrize("engine", ["pool", "dask"])
 def test_a_killed_process_costs_what_it_was_at(
-    run: Path, expected: dict[str, bytes], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    engine: str, run: Path, expected: dict[str, bytes], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def kill() -> None:
         workers = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
         workers[0].kill()
 
     with once_begun(tmp_path, kill) as met:
-        assert call("reduce", run, "--out", tmp_path, "--engine", "pool", "--jobs", "2") == 0
+        assert call("reduce", run, "--out", tmp_path, "--engine", engine, "--jobs", "2") == 0
     assert 0 < met[0] < 4 * TRACES
-    assert "done again after a worker was lost" in capfd.readouterr().err
+    assert ("done again after a worker was lost" in capfd.readouterr().err) is (engine == "pool")  # dask does it itself
     assert contents(tmp_path / "reduced") == expected
-
-
-def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(
-    run: Path, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    """A real cluster of our own, and one whose executor is handed in, as any may be."""
-    assert call("reduce", run, "--out", tmp_path / "ours", "--engine", "dask", "--jobs", "2") == 0
-    assert contents(tmp_path / "ours" / "reduced") == expected
-    cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50, local_directory=str(tmp_path)
-    )
-    with cluster, distributed.Client(cluster) as client:
-        with once_begun(tmp_path / "killed", lambda: psutil.Process(cluster.workers[0].pid).kill()) as met:
-            made = reduce_run(run, out=tmp_path / "killed", executor=client.get_executor(pure=False))
-        assert 0 < met[0] < 4 * TRACES
-        assert [(one.problem, one.ranks) for one in made] == [(None, 2), (None, 2)]
-        assert contents(tmp_path / "killed" / "reduced") == expected
 
 
 class Broken(Executor):

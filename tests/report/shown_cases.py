@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.dashboard import hotspots
 from stepscope.dashboard.pages import compare
+from stepscope.diagnose import RULES
 from stepscope.model import (
     Abstention,
     DeviceLines,
@@ -29,8 +30,8 @@ from stepscope.report.document import build
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report import fabricate_compilers as compilers
+from tests.report import fabricate_device, test_comparison, test_hotspots, test_sampled
 from tests.report import fabricate_experiment as tried
-from tests.report import test_comparison, test_device, test_hotspots, test_sampled
 from tests.report.fabricate import (
     analysis,
     diagnosis,
@@ -45,7 +46,7 @@ from tests.report.test_terminal import shown
 
 KEPT = Path(__file__).with_name("shown.txt")
 NOTHING = Diagnosis((), ())
-READING, NONE_FOUND, foreign = test_device.READING, test_device.NONE_FOUND, test_device.foreign
+READING, NONE_FOUND, foreign = fabricate_device.READING, fabricate_device.NONE_FOUND, fabricate_device.foreign
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -118,7 +119,7 @@ def _devices(folder: Path) -> dict[str, str]:
     def of(found: Diagnosis = NONE_FOUND, **changes: Any) -> str:
         return shown(build(foreign(folder, **changes), found), width=100)
 
-    times, line = test_device.device_time, test_device.device_line
+    times, line = fabricate_device.device_time, fabricate_device.device_line
     nowhere = DeviceLines("device", 10**6, (), {"no stacks": 10**6}, {"no stacks": 1.0}, 0.0, 0.0, 5)
     guess = line("transformers/a.py", 3, 10**6, guess=True)
     guesses = DeviceLines("device", 10**6, (guess,), {}, {}, 1.0, 1.0, None)
@@ -132,7 +133,7 @@ def _devices(folder: Path) -> dict[str, str]:
         "device time of library code": of(device_lines=guesses),
         "several traces": of(device_time=tuple(times("launched", trace=f"span-{number}") for number in range(6))),
         "a trace that no rule could judge": of(
-            Diagnosis((), tuple(Abstention(f"rule-{n}", "stacks") for n in range(len(test_device.RULES))))
+            Diagnosis((), tuple(Abstention(f"rule-{n}", "stacks") for n in range(len(RULES))))
         ),
         "lines by the host's time": of(**on_host),
         "lines by the host's time beside sampled stacks": of(**on_host, stacks=analysis(folder).stacks),

@@ -88,14 +88,6 @@ def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
     ]
 
 
-def test_a_verdict_is_a_sentence_on_every_surface() -> None:
-    found = comparison(change())
-    for text in (terminal(found), page(found)):
-        assert "Slower by 28 % (95 %: 25 to 31 %), 4 pairs" in text
-        assert "+25 % to +31 %" in text
-        assert "gemm" in text
-
-
 def test_without_step_time_the_reason_stands_in_its_place() -> None:
     found = comparison(change(), outcome=None, absent={"step time": "b: no steps", "function": "b: no steps"})
     for text in (terminal(found), page(found)):

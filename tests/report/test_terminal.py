@@ -36,42 +36,6 @@ def words_of(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
-    text = shown(build(analysis(folder), diagnosis(folder)))
-    lines, flat = text.splitlines(), words_of(text)
-
-    assert len(lines) <= 45
-    assert max(map(len, lines[: lines.index("", len(lines) - 5)])) <= 80  # paths and commands at the end stay whole
-    assert flat.startswith(
-        "pictures: 512 of 521 train steps are steady, 61.3 ms a step (median 60.1, p95 88.0), 16.3 steps/s, "
-        "522 samples/s; cut by the loader's next fetch eval: 40 of 49 steps are steady, 20.1 ms a step"
-    )
-    assert "! 1 torn line at the end of rank-0/steps.jsonl was dropped" in lines
-    assert "py-spy" not in text  # a note that is no warning
-    assert "█ data wait 41.2 ms 67 %" in flat
-    assert "Paid once: 4.2 s (before the first step 3.1 s" in flat
-    assert "1 critical Waiting for the loader 41.2 ms a step, 67 %" in flat
-    assert "  train.py:7  Pictures.__getitem__  91 % of it" in lines
-    assert '      7 │ image = Image.open(self.paths[index]).convert("RGB")' in lines
-    assert any(line.startswith("Most sampled ") and "train.py:7" in line for line in lines)
-    assert "Fix Load in 4 worker processes" in flat
-    assert "Note Each worker holds a copy" in flat
-    assert "Try loader.workers=4" in flat
-    assert "Gain 5 % to 7.5 % of the step expected, 8 % at most" in flat
-    assert "(medium confidence)" in flat
-    assert "Not judged: memory.fragmented (needs a CUDA device)" in lines
-    assert "stepscope run -- python train.py --lr 0.1" in flat
-    order = [flat.index(part) for part in ("61.3 ms", "torn line", "Where a step", "1 critical", "2 warning", "Next")]
-    assert order == sorted(order)
-
-
-def test_no_colour_codes_unless_on_a_terminal(folder: Path) -> None:
-    report = build(analysis(folder), diagnosis(folder))
-
-    assert "\x1b" not in shown(report, piped=True)
-    assert "\x1b[" in shown(report, coloured=True)
-
-
 def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
     (folder / "train.py").write_text("name = 'Größe'\n" * 20)
     text = shown(build(analysis(folder), diagnosis(folder)), encoding="ascii")

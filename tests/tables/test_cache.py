@@ -279,11 +279,3 @@ def test_tables_that_are_there_are_taken(trace: Path, tmp_path: Path) -> None:
 @two_cores
 def test_nobody_waits_for_one_whose_trace_is_not_asked_for(trace: Path) -> None:
     assert read_by("untaken", trace) == []
-
-
-@two_cores
-def test_the_report_is_the_same(trace: Path) -> None:
-    command = [sys.executable, "-m", "stepscope", "analyze", "--no-cache", "--json", "-", str(trace)]
-    alone = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
-
-    assert subprocess.check_output(command) == subprocess.check_output(alone)

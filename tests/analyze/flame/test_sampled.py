@@ -14,7 +14,6 @@ from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_diff, flame_graph, flame_rank_diff
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.sampled import FlameGraph
-from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import PROJECT, context, frame_at, inclusive, keys, paths, stack, steps, tree, values
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import MS, T0, rank_info, step_rows
@@ -202,11 +201,6 @@ def test_a_rank_alone_has_no_others() -> None:
         flame_rank_diff(ranks((10, 10), {}), 7)
 
 
-SAMPLES = shared_traces.SHARED / "traces" / "py_spy"
-needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason=f"the real samples are not at {SAMPLES}")
-FILES = sorted(path.name for path in SAMPLES.glob("*")) if SAMPLES.is_dir() else []
-
-
 def traced() -> Slices:
     """A function that spends three quarters of its time in an operator, which starts a kernel."""
     trace = Slices()
@@ -226,19 +220,3 @@ def test_operators_and_device_time_stand_in_the_same_graph() -> None:
     assert whole["step", "aten::mm"] == pytest.approx(60, rel=0.01)
     assert frame_at(graph, ("step", "aten::mm"), "process:main+operators").kind == "operator"
     assert [path[-1] for path in paths(graph, tree(graph, "gpu"))[1:]] == ["step", "aten::mm", "gemm"]
-
-
-@needs_samples
-@pytest.mark.parametrize("name", FILES)
-def test_real_files_add_up(name: str) -> None:
-    context = shared_traces.run_of(f"py_spy/{name}")._context
-    graph = flame_graph(context)
-
-    parked = flame_graph(context, FlameOptions(selection=StackSelection(parked=True)))
-    stacks = context.tables.stacks
-    left_out = stacks.filter(stacks["role"].is_in(["launcher", "helper"]))["samples"].sum()
-    assert tree(parked).value[0] == stacks["samples"].sum() - left_out > 0
-    assert tree(graph).value[0] <= tree(parked).value[0]
-    for each in graph.trees:
-        assert all(each.value[parent] >= each.value[node] for node, parent in enumerate(each.parent) if node)
-        assert 0 <= each.hidden <= each.value[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.trace_flame import OperatorLeaves, TraceWindows
 from stepscope.tables.schema import Tables
-from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
 from tests.builders import make_tables
@@ -122,48 +120,6 @@ def test_sums_are_exact_whatever_a_trace_holds(rows: list[tuple[int, str, int, i
     assert found["operators"][0].value[0] == wanted / 1e3
 
 
-@shared_traces.needs_traces
-@pytest.mark.parametrize(
-    "name",
-    [name for name in shared_traces.files() if name.startswith(("kineto_tb_plugin", "tracelens"))]
-    if shared_traces.PRESENT
-    else [],
-)
-def test_real_traces_add_up_to_their_device_time(name: str) -> None:
-    """And the lines of some cost what the table of lines says."""
-    run = shared_traces.run_of(name)
-    windows = TraceWindows(Context(run.tables))
-    lines = run.analysis.device_lines
-    assert lines is not None
-    if windows.absent:
-        assert "no Python stacks" in windows.absent
-        assert lines.attributed_share == 0.0
-        return
-    found = trees(run.tables)
-    assert found["operators"][0].value[0] > 0
-    tree, frames = found["gpu"]
-    ns = 1e6 * lines.steps if lines.steps else 1e3
-    assert (tree.value[0], tree.unit) == (lines.total_ns / ns, "ms per step" if lines.steps else "us")
-    assert {"kernel", "operator"} <= {frames[number].kind for number in tree.frame}
-    if not any(part in name for part in ("resnet50_num_workers_0", "timesformer", "sglang_decode", "h100/Qwen")):
-        return
-    line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
-    drawn: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
-    below = np.zeros(len(tree.value))
-    np.add.at(below, np.asarray(tree.parent[1:]), np.asarray(tree.value[1:]))
-    for node, (parent, number) in enumerate(zip(tree.parent, tree.frame, strict=True)):
-        frame = frames[number]
-        line.append((frame.name, frame.line) if frame.kind == "user" else line[parent] if parent >= 0 else None)
-        drawn[line[node]] += tree.value[node] - below[node]
-    wanted: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
-    wanted[None] = sum(lines.unattributed.values()) / ns
-    for each in lines.lines:
-        wanted[None if each.guess else (each.place.function or "", each.place.line)] += each.ns / ns
-    assert {key: value for key, value in drawn.items() if value > 1e-6} == pytest.approx(
-        {key: value for key, value in wanted.items() if value > 1e-6}
-    )
-
-
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 TOP = [f"<module> ({TRAIN}:20)", f"train ({TRAIN}:2)"]
 MODULE = [
@@ -214,35 +170,3 @@ def test_samples_that_no_trace_explains_stay_where_they_are() -> None:
     assert found.own.tolist() == own.tolist()
     assert not len(found.value)
     assert not found.frames
-
-
-NAMES = ("train", "forward", "relu_all", "other")
-
-
-STACKS = st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.integers(1, 10**9))
-CALLS = st.tuples(st.integers(-1, 20), st.sampled_from((*NAMES, "aten::a", "aten::b")), st.integers(0, 9999))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(STACKS, max_size=8), st.lists(CALLS, max_size=20))
-def test_sums_of_samples_stay_exact(stacks: list[tuple[list[str], int]], slices: list[tuple[int, str, int]]) -> None:
-    trace = Slices()
-    trace.add("python_function", "train.py(1): train", 0, 1)
-    for number, (around, name, us) in enumerate(slices, 1):
-        parent = around if 0 <= around < number else None
-        text = name if "::" in name else f"train.py({NAMES.index(name) + 1}): {name}"
-        trace.add("cpu_op" if "::" in name else "python_function", text, number, us, parent=parent)
-    paths = {tuple(f"{name} ({TRAIN}:{len(name)})" for name in path): samples for path, samples in stacks}
-    context = sampled(tables(trace), paths)
-    found, own = leaves_of(context)
-    count = len(context.calls)
-    back = found.own.copy()
-    for leaf, value in enumerate(found.value):
-        at = int(found.parent[leaf])
-        assert at < count + leaf  # parents come first
-        while at >= count:
-            at = int(found.parent[at - count])
-        back[at] += value
-    assert np.array_equal(back, own)
-    assert (found.value >= 0).all()
-    assert (found.own >= 0).all()

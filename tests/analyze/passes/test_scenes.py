@@ -78,14 +78,6 @@ def validated(count: int = 4, **more: Any) -> Steps:
     return made
 
 
-def test_without_a_device_the_host_pays() -> None:
-    call = call_of(validated())
-    assert (call.module, call.place.file, call.place.function) == ("Net_0", USER, "accuracy")
-    assert call.ms_per_step == pytest.approx(0.2)
-    assert call.around_ms_per_step == pytest.approx(0.22)
-    assert call.nodes_per_step == 3
-
-
 def test_on_a_device_the_kernels_of_the_call_count_where_they_run_alone() -> None:
     made = Steps(4)
     for step in range(4):

@@ -40,12 +40,6 @@ def test_lines_are_the_innermost_of_the_user() -> None:
     assert second.line == 2
 
 
-def test_without_stacks_there_are_no_facts() -> None:
-    analysis = analyze(make_tables(steps=STEPS))
-    assert analysis.stacks is None
-    assert analysis.python is None
-
-
 @pytest.mark.parametrize(
     ("wait_ms", "affinity", "quota", "expected"),
     [

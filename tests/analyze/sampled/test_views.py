@@ -76,10 +76,6 @@ def test_what_cannot_be_said_has_a_reason() -> None:
     assert views.absent["rank_lines"] == "no stack was sampled in a training loop"
 
 
-def test_a_run_without_stacks_has_no_views() -> None:
-    assert views_of(Context(make_tables(steps=step_rows(600)))) is None
-
-
 def test_stacks_of_memory_have_no_views() -> None:
     tables_of = make_tables(stacks=[stack([at("main", 3)], 10)])
     in_bytes = tables_of.segments.with_columns(unit=pl.lit("bytes"))
@@ -267,10 +263,6 @@ def counted(main: dict[str, int], worker: dict[str, int], feeder: dict[str, int]
     rows = [row("main", MAIN[state], samples=count, **more) for state, count in main.items()]
     rows += [row("worker-0", WORKER[state], samples=count, **more) for state, count in worker.items()]
     return rows + [row("feeder-0", FEEDER[state], samples=count, **more) for state, count in feeder.items()]
-
-
-def test_no_loader_no_wait() -> None:
-    assert facts_of(Context(make_tables(steps=step_rows(600), stacks=counted({"compute": 70}, {"a": 3}, {})))) == ()
 
 
 COUNTS = st.integers(0, 300)

@@ -263,22 +263,6 @@ def test_two_collectives_at_once_are_exposed_once():
 # --------------------------------------------------------------------------------------------------- missing, odd
 
 
-def test_calls_without_device_work_are_no_rows(tmp_path: Path):
-    rank = Rank(0)
-    rank.slice("user_annotation", "nccl:all_reduce", 0, 10, **{"Input Dims": [[8]], "Input type": ["float"]})
-    found = written(tmp_path, rank)
-    assert communication.collectives(found) == ()
-    assert "record" in str(communication.why_absent(found))
-
-
-def test_no_collective_has_a_reason(tmp_path: Path):
-    rank = Rank(0)
-    rank.compute(0, 10)
-    found = written(tmp_path, rank)
-    assert communication.collectives(found) == ()
-    assert communication.why_absent(found)
-
-
 odd = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3),

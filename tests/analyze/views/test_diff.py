@@ -178,20 +178,3 @@ def test_an_optimized_run_against_its_control() -> None:
         if name != "tree":
             opposite = table(back, name)
             assert all(one.delta_ns == pytest.approx(-opposite[one.key].delta_ns) for one in rows)
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files() if shared_traces.PRESENT else [])
-def test_any_trace_equals_itself(name: str) -> None:
-    one = trace_diff.side(base_of(shared_traces.run_of(name).tables))
-    found = trace_diff.diff(one, one)
-    assert set(found.tables) | set(found.absent) == {
-        *("overview", "tensorboard", "operators", "kernels", "modules", "tree")
-    }
-    assert "tree" in found.tables
-    for rows in found.tables.values():
-        for row in rows:
-            assert row.delta_ns == 0
-            assert not row.device_delta_ns
-            assert row.base_calls == row.other_calls
-            assert "not matched" not in row.key

@@ -109,13 +109,6 @@ def test_traces_of_2021_carry_no_addresses_and_no_totals():
     assert any("when it began" in note for note in found.notes)
 
 
-def test_nothing_recorded_is_none():
-    slices = Slices()
-    slices.add("cpu_op", "aten::mm")
-    assert allocated_memory.view(Context(tables(slices)).base) is None
-    assert allocated_memory.view(Context(tables()).base) is None
-
-
 def test_rows_that_say_nothing():
     recorded = Recorded()
     for missing in ("device", "bytes", "track"):

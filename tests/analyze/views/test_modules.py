@@ -27,46 +27,6 @@ def us(ns: int | None) -> float | None:
     return None if ns is None else ns / US
 
 
-def forward_pass() -> tuple[Nested, int, int]:
-    """A net that calls its layer twice, and a loss outside; returns the layer's first operator and the loss too."""
-    trace = Nested()
-    net = trace.module("Net_0", 0, 100)
-    first = trace.module("Linear_0", 10, 30, net)
-    linear = trace.operator("aten::linear", 15, 20, first)
-    addmm = trace.operator("aten::addmm", 16, 10, linear)
-    trace.launch("gemm", 20, 40, addmm)
-    second = trace.module("Linear_0", 50, 20, net)
-    trace.launch("gemm", 60, 30, trace.operator("aten::linear", 52, 10, second))
-    trace.launch("relu", 90, 5, trace.operator("aten::relu", 80, 10, net))
-    loss = trace.operator("aten::mse_loss", 110, 10)
-    trace.launch("mse", 115, 7, loss)
-    trace.launch("before", 0, 11, None)
-    return trace, linear, loss
-
-
-def test_without_a_backward_pass_and_steps_there_is_no_figure_for_them() -> None:
-    trace, _, _ = forward_pass()
-    found = tree_of(trace)
-    assert found.steps is None
-    assert found.backward_linked_share is None
-    for node in found.nodes:
-        assert node.calls_per_step is None
-        assert node.backward_host_self_ns is node.backward_host_total_ns is None
-        assert node.backward_device_self_ns is node.backward_device_total_ns is None
-
-
-def test_a_trace_of_the_host_alone_has_no_device_times() -> None:
-    trace = Nested()
-    net = trace.module("Net_0", 0, 10)
-    trace.backward("AddBackward0", 20, 5, trace.operator("aten::add", 1, 5, net))
-    found = tree_of(trace)
-    assert found.device_ns is None
-    assert found.unattributed_device_ns is None
-    (node,) = found.nodes
-    assert node.device_self_ns is node.device_total_ns is node.backward_device_total_ns is None
-    assert us(node.backward_host_total_ns) == 5
-
-
 def test_endless_recursion_ends_at_the_deepest_level() -> None:
     trace = Nested()
     depth = MAX_LEVELS + 100
@@ -93,13 +53,6 @@ def test_the_instance_has_a_name(name: str, number: int | None, expected: tuple[
     trace.module(name, 0, 10, python_module=number)
     trace.module("Other_0", 10, 10, python_module=0)
     assert expected in [(node.name, node.module) for node in tree_of(trace).nodes]
-
-
-def test_without_modules_there_is_no_tree() -> None:
-    trace = Nested()
-    trace.operator("aten::mm", 0, 10)
-    assert modules.tree(base_of(trace.tables())) is None
-    assert modules.tree(base_of(Nested().tables())) is None
 
 
 KINDS = ("module", "function", "operator", "backward")

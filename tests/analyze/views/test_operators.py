@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from posixpath import basename
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
-from stepscope.engine import attribution
-from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base
 from stepscope.model.views import OperatorRow
 from stepscope.tables.schema import Tables
-from tests.analyze import shared_traces
 from tests.analyze.scenes import TRAIN
-from tests.analyze.traces import US, Nested, base_of, tables
-from tests.builders import MS, T0, make_tables
-
-PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
-ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
+from tests.analyze.traces import US, Nested, base_of
+from tests.builders import T0
 
 
 def rows(base: Base, **options: Any) -> dict[str, OperatorRow]:
@@ -43,12 +35,6 @@ def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str
     views = analyze(recorded, sources).views
     assert views is not None
     return {row.name: row for row in views.operators}
-
-
-def test_without_steps_nothing_is_divided() -> None:
-    rows = [{"name": "aten::mm", "category": "cpu_op", "step": None, "start_ns": number * MS} for number in range(5)]
-    mm = by_name(make_tables(events=rows))["aten::mm"]
-    assert (mm.calls, mm.calls_per_step, mm.host_self_ns_per_step, mm.host_total_ns_per_step) == (5, None, None, None)
 
 
 @pytest.mark.parametrize("call", ["Sequential", "relu"])
@@ -136,51 +122,4 @@ def test_a_broken_tree_ends() -> None:
     assert sum(row.calls for row in operators.table(base_of(trace.tables()))) == 2
 
 
-def test_nothing_to_show() -> None:
-    trace = Nested()
-    trace.kernel(0, 10)
-    assert operators.table(base_of(trace.tables())) == ()
-    assert operators.table(base_of(tables())) == ()
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("run", ["resnet50_num_workers_0", "resnet50_num_workers_4"])
-def test_figures_of_the_tensorboard_plugin(run: str) -> None:
-    base = base_of(shared_traces.run_of(f"kineto_tb_plugin/{run}").tables)
-    assert len(base.spans) == 2
-    for span in base.spans:
-        ours = {row["name"]: row for row in operators.plugin_operators(operators.table(base, span=span.ref))}
-        wanted = ORACLE[f"{run}/{span.ref.label}"]["top_operators"]
-        assert wanted
-        for row in wanted:
-            assert ours[row["name"]] == row
-
-
 FILE = "/home/user/project/train.py"
-
-
-def lines_of(base: Base, rows: list[int], span: int = 0) -> list[str | None]:
-    found = attribution.trace_back(base, base.spans[span], np.array(rows, np.int64)).place
-    places = [attribution.place(base, int(index))[0] if index >= 0 else None for index in found]
-    return [f"{basename(place.file)}:{place.line}" if place else None for place in places]
-
-
-def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
-    trace = Nested()
-    library = trace.python("/x/site-packages/transformers/trainer.py(7): train")
-    user = trace.python("train.py(2): hook", library)
-    below = trace.python("/x/site-packages/transformers/model.py(3): forward", user)
-    base = base_of(trace.tables())
-    assert lines_of(base, [below, library]) == ["train.py:2", "trainer.py:7"]
-
-
-def test_the_line_that_makes_the_call_where_the_source_tells() -> None:
-    trace = Nested()
-    layer = trace.python(f"{FILE}(1): layer")
-    mm, relu = trace.operator("aten::mm", 0, 1, layer), trace.operator("aten::relu", 5, 1, layer)
-    made = trace.tables()
-    base = base_of(made)
-    source = "def layer(x, w):\n    y = x.mm(w)\n    return y\n"
-    base = Base(base.tables, base.spans, base.code, Lines(None, {FILE: source}))
-    found = attribution.heaviest_lines([(base, base.spans[0], np.array([mm, relu]), np.array([2, 1]))], 2)
-    assert [(line.place.line, line.exact) for line in found] == [(2, True), (1, False)]

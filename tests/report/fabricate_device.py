@@ -1,11 +1,10 @@
-"""Traces in the report: quality before any figure, device time by kind, lines by device time."""
+"""Made-up facts of traces that something else recorded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from stepscope.diagnose import RULES
 from stepscope.model import (
     Abstention,
     Analysis,
@@ -17,10 +16,8 @@ from stepscope.model import (
     ReadingFacts,
     TraceFacts,
 )
-from stepscope.report.document import build
 from tests.records import replace
 from tests.report.fabricate import analysis, kept, run_facts
-from tests.report.test_terminal import shown, words_of
 
 MS = 1_000_000
 TRACE = "worker0.pt.trace.json"
@@ -63,11 +60,3 @@ def foreign(folder: Path, **changes: Any) -> Analysis:
 
 
 NONE_FOUND = Diagnosis(findings=(), abstained=(Abstention("input.loader_bound", "the data wait of the steps"),))
-
-
-def test_what_the_rules_could_not_judge_is_not_called_healthy(folder: Path) -> None:
-    nothing = Diagnosis(findings=(), abstained=tuple(Abstention(f"rule-{n}", "stacks") for n in range(len(RULES))))
-    text = shown(build(foreign(folder), nothing))
-    assert "Nothing worth" not in text
-    assert "Not judged: rule-0, rule-1" in text
-    assert "by the rules that could be judged." in words_of(shown(build(foreign(folder), NONE_FOUND)))
