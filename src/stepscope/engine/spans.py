@@ -166,7 +166,9 @@ class Span:
         )
 
     def own(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter((pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace))
+        own = (pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace)
+        # of a single trace the table itself: no second one of the same rows
+        return table if table.select(own.fill_null(False).all()).item() else table.filter(own)
 
     @cached_property
     def links(self) -> pl.DataFrame:
@@ -268,7 +270,8 @@ class Span:
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        return self.own(self.tables.memory).sort("time_ns", maintain_order=True)
+        own = self.own(self.tables.memory)
+        return own if own["time_ns"].is_sorted() else own.sort("time_ns", maintain_order=True)
 
 
 class Base(Struct, frozen=True):

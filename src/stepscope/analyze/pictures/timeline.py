@@ -419,7 +419,7 @@ def _tracks(span: Span, kind: Int8, found: _Collection) -> Int32:
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are
 _BINS = 64  # a window is never drawn in fewer
-_STRETCH = 1 << 17  # slices that are merged at a time: what that takes is gone before the next ones
+_STRETCH = 1 << 18  # slices that are merged at a time: what that takes is gone before the next ones
 _MOST_LEFT = 0.75  # a level that does not leave out a quarter is not worth its memory
 _LONGEST = np.int64(2**31 - 1)
 _POSITION = np.int64(2**32 - 1)
