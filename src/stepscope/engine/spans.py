@@ -237,9 +237,9 @@ class Span:
         begin = pl.col("begin") if number == "step" else pl.lit(None, pl.Int64).alias("begin")
         return found.select(pl.col(number).alias("step"), "start_ns", "end_ns", begin).sort("start_ns")
 
-    @cached_property
+    @property
     def step_numbers(self) -> Int64:
-        """Of each row the number of the step it lies in, as in `steps`; `NONE` outside."""
+        """Of each row the number of the step it lies in, as in `steps`; `NONE` outside. Not kept, as `end_ns`."""
         if self.marked.is_empty():
             return self.column("step")
         starts, ends = (self.marked[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -270,7 +270,8 @@ class Span:
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        own = self.own(self.tables.memory)
+        """In order of time; whose the rows are is the same for all."""
+        own = self.own(self.tables.memory).drop("rank", "process", "trace", "owner")
         return own if own["time_ns"].is_sorted() else own.sort("time_ns", maintain_order=True)
 
 
