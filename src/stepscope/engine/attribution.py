@@ -19,7 +19,7 @@ from stepscope.engine.source_lines import MANY, MODULE_BODY, Call
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, climb
 from stepscope.tables.categories import OPERATORS
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
@@ -222,7 +222,7 @@ def place(base: Base, index: int, call: int = NONE) -> tuple[Place, bool]:
     return Place(origin.file, origin.line, origin.function), origin.exact
 
 
-def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64) -> pl.DataFrame:
+def place_sums(base: Base, span: Span, groups: Rows, rows: Int64, weights: Int64) -> pl.DataFrame:
     """(group, file, line, function, exact, weight, rows): weights summed by group and place, where one was found."""
     if not base.any_frames:
         groups, rows, weights = groups[:0], rows[:0], weights[:0]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.tables import arrays
-from stepscope.tables.arrays import Bools, Int64, window_at
+from stepscope.tables.arrays import Bools, Int64, Rows, window_at
 
 
 class Intervals(NamedTuple):
@@ -120,7 +120,7 @@ def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> 
     return edges[:, 1:] - edges[:, :-1]
 
 
-def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+def union_by(keys: Rows, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
     """For each distinct key (ascending) the length of the union of its intervals, ns."""
     reached = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("key"))  # by the intervals before
     lengths = (

@@ -166,7 +166,9 @@ class Span:
         )
 
     def own(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter((pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace))
+        own = (pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace)
+        # of a single trace the table itself: no second one of the same rows
+        return table if table.select(own.fill_null(False).all()).item() else table.filter(own)
 
     @cached_property
     def links(self) -> pl.DataFrame:
@@ -235,9 +237,9 @@ class Span:
         begin = pl.col("begin") if number == "step" else pl.lit(None, pl.Int64).alias("begin")
         return found.select(pl.col(number).alias("step"), "start_ns", "end_ns", begin).sort("start_ns")
 
-    @cached_property
+    @property
     def step_numbers(self) -> Int64:
-        """Of each row the number of the step it lies in, as in `steps`; `NONE` outside."""
+        """Of each row the number of the step it lies in, as in `steps`; `NONE` outside. Not kept, as `end_ns`."""
         if self.marked.is_empty():
             return self.column("step")
         starts, ends = (self.marked[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -268,7 +270,9 @@ class Span:
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        return self.own(self.tables.memory).sort("time_ns", maintain_order=True)
+        """In order of time; whose the rows are is the same for all."""
+        own = self.own(self.tables.memory).drop("rank", "process", "trace", "owner")
+        return own if own["time_ns"].is_sorted() else own.sort("time_ns", maintain_order=True)
 
 
 class Base(Struct, frozen=True):

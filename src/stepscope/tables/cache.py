@@ -27,8 +27,8 @@ from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.ingest import StepRange, ingest, is_large, step_range
 from stepscope.tables.journal import Steps
-from stepscope.tables.schema import empty
-from stepscope.tables.trace_entry import ReadTrace, StoredTrace, index_of, load, read
+from stepscope.tables.schema import SCHEMAS, empty
+from stepscope.tables.trace_entry import TREE, ReadTrace, StoredTrace, index_of, joined, load, read
 from stepscope.workers import Ended, main_is_guarded, started, usable_cores
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
@@ -262,12 +262,14 @@ class EventsTable(Struct, frozen=True):
 
 def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
     """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
-    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in ("events", "links", "memory", "traces")}
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in (TREE, "events", "links", "memory", "traces")}
     read, unreadable = _read_all(ranks, options, frames)
     counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
     # what the traces were read into is gone by now, or it would stand beside what is made of it
-    made = {name: _joined(parts) if parts else empty(name) for name, parts in frames.items()}
-    return EventsTable(**made, read=read, counts=counts, unreadable=unreadable)
+    tree, parts = frames.pop(TREE), frames.pop("events")
+    made = {name: joined(rows) if rows else empty(name) for name, rows in frames.items()}
+    events = joined(parts).hstack(joined(tree)).select(*SCHEMAS["events"]) if parts else empty("events")
+    return EventsTable(events, **made, read=read, counts=counts, unreadable=unreadable)
 
 
 def _read_all(
@@ -293,16 +295,6 @@ def _read_all(
                 frames[name] += parts
             rows += sum(part.height for part in loaded["events"])
     return tuple(read), unreadable
-
-
-def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
-    whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
-    parts.clear()
-    names = whole.columns
-    pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
-    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
-    return whole.hstack(joined).select(names) if joined else whole
 
 
 def _loaded(

@@ -28,7 +28,7 @@ from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
 from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, with_ids
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, return_freed_memory, with_ids
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
 from stepscope.tables.links import by_value, nest
@@ -170,6 +170,7 @@ def ingest(
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
         taken = _take(source, writer, only)
+        return_freed_memory(taken.slices.count)
         base_ns, texts = taken.summary.base_ns, taken.texts
         category, name, track, start, duration = map(taken.slices.dense, (*_TEXTS, "start_ns", "duration_ns"))
         frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)

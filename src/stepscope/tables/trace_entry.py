@@ -33,7 +33,7 @@ from stepscope.files import INDEX, LAYOUT
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.read.trace import MISSING, Slices, Text
 from stepscope.tables import occupancy
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, covered_before, decode
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, covered_before, decode, return_freed_memory
 from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import Steps, chosen, step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
@@ -240,6 +240,10 @@ def is_absent(values: npt.NDArray[Any]) -> bool:
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
 # Of a slice, what is known once all of them have come; the rest is in the parts.
 TREE_COLUMNS = ("start_ns", "duration_ns", "self_ns", "depth", "parent", "frame", "forward")
+# The two make up the table `events`: columns that are there as a whole, and those that come part by part.
+TREE_SCHEMA = {name: SCHEMAS["events"][name] for name in ("id", *TREE_COLUMNS, "step")}
+_TOGETHER = 4  # columns that are read at once
+PART_SCHEMA = {name: dtype for name, dtype in SCHEMAS["events"].items() if name not in TREE_SCHEMA}
 # name in the counts of the quality report -> field of a trace's index
 _COUNTED = {
     "trace_events": "slices",
@@ -343,6 +347,7 @@ def load(
 
     Raises OSError or PolarsError where its files are damaged.
     """
+    return_freed_memory(trace.index.slices)
     offset = offset_ns(trace.marks, rank)
     own: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = list(rank.steps)
@@ -374,9 +379,10 @@ def load(
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
     tree = _tree(slices, offset, step, kept, numbers, first_id)
     frames = {
-        "events": list(_parts(trace, tree, kept, whose)),
-        "links": [_full("links", _renumbered(linked, _LINK_IDS, numbers), whose)],
-        "memory": [_full("memory", memory, whose)],
+        TREE: [_full(TREE_SCHEMA, tree, whose)],
+        "events": list(_parts(trace, kept, whose)),
+        "links": [_full(SCHEMAS["links"], _renumbered(linked, _LINK_IDS, numbers), whose)],
+        "memory": [_full(SCHEMAS["memory"], memory, whose)],
         "traces": [_trace_row(ref, trace.index, whose)],
     }
     return ReadTrace(rank, ref.name, trace.index, own, offset, counts), frames
@@ -397,26 +403,44 @@ def _tree(
     return tree.with_columns(pl.Series("id", np.arange(first_id, first_id + count)), *new)
 
 
-def _parts(trace: StoredTrace, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
-    first = done = 0
+def _parts(trace: StoredTrace, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
+    first = 0
     devices = occupancy.devices(trace.index.metadata)
-    for there in trace.parts:
+    for there in trace.parts if kept is not None else _whole(trace.parts):
         part = pl.read_parquet(there) if isinstance(there, Path) else there
         chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
         first += part.height
-        chosen = occupancy.completed(chosen, devices)
-        yield _full("events", tree.slice(done, chosen.height).hstack(chosen.get_columns()), whose)
-        done += chosen.height
+        yield _full(PART_SCHEMA, occupancy.completed(chosen, devices), whose)
 
 
-def _full(name: str, frame: pl.DataFrame, whose: dict[str, Any]) -> pl.DataFrame:
-    """All columns of a table, with those that say whose the rows are; what is absent is null."""
+def _whole(parts: list[pl.DataFrame] | list[Path]) -> list[pl.DataFrame] | list[Path]:
+    """Files as one frame, a few columns at a time: what these let go is room for the next ones, and for them alone."""
+    files = [part for part in parts if isinstance(part, Path)]
+    if not files:
+        return parts
+    columns = []
+    for at in range(0, len(PART_COLUMNS), _TOGETHER):
+        schema = {name: PART_SCHEMA[name] for name in PART_COLUMNS[at : at + _TOGETHER]}
+        columns.append(joined([_full(schema, pl.read_parquet(files, columns=list(schema)), {})]))
+    return [pl.concat(columns, how="horizontal")]
+
+
+def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
+    whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
+    parts.clear()
+    names = whole.columns
+    pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
+    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
+    return whole.hstack(joined).select(names) if joined else whole
+
+
+def _full(schema: dict[str, Any], frame: pl.DataFrame, whose: dict[str, Any]) -> pl.DataFrame:
+    """All columns of a schema, with those that say whose the rows are; what is absent is null."""
     # a column without any value takes no memory as a literal, and eight bytes a row as it is
     there = {column.name for column in frame.iter_columns() if column.null_count() < max(frame.height, 1)}
-    return frame.select(
-        pl.col(column) if column in there else pl.lit(whose.get(column), dtype).alias(column)
-        for column, dtype in SCHEMAS[name].items()
-    )
+    absent = (pl.lit(whose.get(name), dtype).alias(name) for name, dtype in schema.items() if name not in there)
+    return frame.with_columns(absent).select(*schema)
 
 
 def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:

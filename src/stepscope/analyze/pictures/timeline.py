@@ -10,8 +10,9 @@ so that one maximum finds both.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,7 +149,10 @@ def timeline(context: Context) -> Timeline:
     keys = lane[at].astype(np.uint16) if first_lane[-1] < _RADIX else lane[at]
     at = at[np.argsort(keys, kind="stable")]
     del start, keys
-    lane, start, end = lane[at], of.pop("start")[at], of.pop("end")[at]
+    lane = lane[at]
+    of = {name: of.pop(name)[at] for name in list(of)}
+    del at
+    start, end = of.pop("start"), of.pop("end")
     start -= origin_ns
     end -= origin_ns
     return Timeline(
@@ -159,9 +163,7 @@ def timeline(context: Context) -> Timeline:
         tracks=tuple(TimelineTrack(one.key, one.label, one.group, one.kind, int(depths[one.number])) for one in tracks),
         first_lane=first_lane,
         names=list(found.names),
-        id=of["id"][at],
-        name=of["name"][at],
-        kind=of["kind"][at],
+        **of,
         levels=pyramid(int(first_lane[-1]), lane, start, end),
         notes=tuple(found.notes),
         workers=workers,
@@ -417,6 +419,7 @@ def _tracks(span: Span, kind: Int8, found: _Collection) -> Int32:
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are
 _BINS = 64  # a window is never drawn in fewer
+_STRETCH = 1 << 18  # slices that are merged at a time: what that takes is gone before the next ones
 _MOST_LEFT = 0.75  # a level that does not leave out a quarter is not worth its memory
 _LONGEST = np.int64(2**31 - 1)
 _POSITION = np.int64(2**32 - 1)
@@ -531,19 +534,56 @@ class Level(Struct, frozen=True):
 
 def pyramid(lanes: int, lane: Int32, start: Int64, end: Int64) -> tuple[Level, ...]:
     """Levels of slices that are given by lane and start, each a quarter as fine as the one before it."""
-    bounds = np.searchsorted(lane, np.arange(lanes + 1))
-    levels = [Level(0, bounds, start, end, None, None)]
-    span = int(end.max()) if len(end) else 0
-    items = Items(lane, start, end, np.ones(len(start), np.int32), packed(start, end, np.arange(len(start))))
-    bin_ns = _FINEST_NS
-    while len(items) > _FEW and bin_ns * _BINS < span:
-        before = len(items)
-        items = merge(items, bin_ns)
-        if len(items) < before * _MOST_LEFT:
-            bounds = np.searchsorted(items.lane, np.arange(lanes + 1))
-            levels.append(Level(bin_ns, bounds, items.start, items.end, items.count, items.best))
-        bin_ns *= 4
+    every = np.arange(lanes + 1)
+    levels = [Level(0, np.searchsorted(lane, every), start, end, None, None)]
+    count, span = len(start), int(end.max(initial=0))
+    bins = [_FINEST_NS]
+    while bins[-1] * 4 * _BINS < span:
+        bins.append(bins[-1] * 4)
+    if count <= _FEW or bins[-1] * _BINS >= span:
+        return tuple(levels)
+    parts = _parts(lane, start, end, bins[-1])
+    for bin_ns in bins:
+        pieces = [merge(piece, bin_ns) for piece in parts]
+        before, count = count, sum(map(len, pieces))
+        if count < before * _MOST_LEFT:
+            all_of = _joined(pieces)
+            bounds = np.searchsorted(all_of.lane, every)
+            levels.append(Level(bin_ns, bounds, all_of.start, all_of.end, all_of.count, all_of.best))
+        if count <= _FEW:
+            break
+        parts = _each(pieces)
     return tuple(levels)
+
+
+def _parts(lane: Int32, start: Int64, end: Int64, widest_ns: int) -> Iterator[Items]:
+    """Slices in stretches over whose edges nothing merges: where a lane or a bin of the widest level begins."""
+    place = start // widest_ns
+    begins = np.flatnonzero((place[1:] != place[:-1]) | (lane[1:] != lane[:-1])) + 1
+    del place
+    edges = np.concatenate([[0], begins, [len(start)]])
+    edges = edges[np.searchsorted(edges, np.arange(0, len(start) + _STRETCH, _STRETCH).clip(max=len(start)))]
+    for first, last in pairwise(np.unique(edges).tolist()):
+        own = slice(first, last)
+        best = packed(start[own], end[own], np.arange(first, last))
+        yield Items(lane[own], start[own], end[own], np.ones(last - first, np.int32), best)
+
+
+def _joined(pieces: list[Items]) -> Items:
+    """All of them as one, of which they are parts from then on."""
+    edges = np.cumsum([len(piece) for piece in pieces])[:-1]
+    names = Items.__struct_fields__
+    columns = {name: [getattr(piece, name) for piece in pieces] for name in names}
+    pieces.clear()
+    whole = Items(*(np.concatenate(columns.pop(name)) for name in names))
+    pieces += map(Items, *(np.split(getattr(whole, name), edges) for name in names))
+    return whole
+
+
+def _each(pieces: list[Items]) -> Iterator[Items]:
+    """One after the other, held by nobody else from then on."""
+    while pieces:
+        yield pieces.pop(0)
 
 
 def _first_from(start: Int64, low: Int64, high: Int64, moment: int) -> Int64:

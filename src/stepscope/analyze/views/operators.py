@@ -151,12 +151,12 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
         pl.Series("has_call_stack", grouped.any_of(stacked.to_numpy())),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
-    keyed = places.join(keys.with_columns(group=pl.int_range(pl.len())), on="group").drop("group")
+    keyed = places.join(keys.with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32)), on="group").drop("group")
     known[by, step] = figures.filter(pl.col("calls") > 0), keyed
     return known[by, step]
 
 
-def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
+def _groups(calls: Calls, by: str) -> tuple[Int32, pl.DataFrame]:
     span = calls.span
     names = span.names
     code = names.codes[calls.rows].astype(np.int64)
@@ -173,13 +173,16 @@ def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
         },
         schema={"name": pl.String, "shapes": pl.String},
     )
-    return groups, keys
+    return groups.astype(np.int32), keys
+
+
+_AT_ONCE = 1 << 18  # device slices whose unions are made together: what that takes is gone before the next ones
 
 
 class _Grouped:
     """Figures of calls added up by group. `inner`: calls within one of the same group."""
 
-    def __init__(self, calls: Calls, groups: Int64, count: int, chosen: Bools) -> None:
+    def __init__(self, calls: Calls, groups: Int32, count: int, chosen: Bools) -> None:
         self._calls, self._groups, self._count, self._chosen = calls, groups, count, chosen
         self.inner = calls.inner(groups)
 
@@ -228,22 +231,26 @@ class _Grouped:
                 result[total_name] = self.sum(groups[every], size[rows[every]])
         return result
 
-    def sum(self, groups: Int64, values: Int64) -> Int64:
+    def sum(self, groups: Int32, values: Int64) -> Int64:
         return np.rint(np.bincount(groups, weights=values, minlength=self._count)).astype(np.int64)
 
-    def _everywhere(self, calls: Int64) -> tuple[Int64, Int64]:
+    def _everywhere(self, calls: Int64) -> tuple[Int32, Int32]:
         """(positions in `calls`, groups) of every group that a call or a call around it belongs to, each once."""
-        positions, groups = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        positions, groups = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
         for left, at in self_and_ancestors(self._calls.caller, calls):
             counts = ~self.inner[at] & self._chosen[at]
-            positions.append(left[counts])
+            positions.append(left[counts].astype(np.int32))
             groups.append(self._groups[at[counts]])
         return np.concatenate(positions), np.concatenate(groups)
 
-    def _union(self, groups: Int64, slices: Int64) -> Int64:
+    def _union(self, groups: Int32, slices: Rows) -> Int64:
         device, lengths = self._calls.device, np.zeros(self._count, np.int64)
-        keys, lengths_of = intervals.union_by(groups, device.start_ns[slices], device.end_ns[slices])
-        lengths[keys] = lengths_of
+        batches = np.cumsum(np.bincount(groups, minlength=self._count)) // _AT_ONCE
+        for number in np.unique(batches).tolist():
+            rows = np.flatnonzero(batches[groups] == number)
+            own = slices[rows]
+            keys, lengths_of = intervals.union_by(groups[rows], device.start_ns[own], device.end_ns[own])
+            lengths[keys] = lengths_of
         return lengths
 
 
@@ -340,7 +347,7 @@ class Calls:
         """Plain sum of the device slices each call launched itself."""
         return self.summed(self.device.call, self.device.end_ns - self.device.start_ns)
 
-    def inner(self, groups: Int64) -> Bools:
+    def inner(self, groups: Int32) -> Bools:
         """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""
         result = np.zeros(len(self), bool)
         for left, at in self_and_ancestors(self.caller, self.caller):
