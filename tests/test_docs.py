@@ -18,7 +18,7 @@ import pytest
 
 from stepscope.analyze.compilers import backends, xla_reports
 from stepscope.diagnose.rules import RULES
-from stepscope.tables.compile_reasons import CAUSES
+from stepscope.tables.compile_reasons import known_words
 from tests.builders import T0, step_rows
 from tests.cli.calls import call
 from tests.run_folders import make_run_folder, metrics_event
@@ -307,7 +307,7 @@ def first_cells(heading: str) -> set[str]:
 
 
 def test_every_cause_is_explained() -> None:
-    assert first_cells("Causes and what to do") == set(CAUSES)
+    assert first_cells("Causes and what to do") == set(known_words().causes)
 
 
 def test_every_rule_on_compilers_is_listed() -> None:

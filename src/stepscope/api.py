@@ -225,17 +225,26 @@ class Run:
         return maps.map_of_steps(self._context, self.analysis.ranks)
 
     @cached_property
+    def _traces_alone(self) -> bool:
+        """Whether all paths are files that begin as traces do; nothing else is looked for in them."""
+        from stepscope.read.kineto import begins_as_trace
+
+        return not self.recorded and all(map(begins_as_trace, self.paths))
+
+    @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
         """Recordings of memory among the paths, and the other paths."""
+        if self.recorded or self._traces_alone:
+            return (), self.paths
         from stepscope.read.memory_recordings import read_recordings
 
-        if self.recorded:
-            return (), self.paths
         return read_recordings(self._hangs[1])
 
     @cached_property
     def _hangs(self) -> tuple[HangRecording | None, tuple[Path, ...]]:
         """What flight recorders and NCCL's RAS left in and beside the run, or among the paths; and the other paths."""
+        if self._traces_alone:
+            return None, self.paths
         from stepscope.read import hang_recording
 
         if not self.recorded:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.api import open_run
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
 from stepscope.read.kineto import RawEvents
@@ -536,3 +537,10 @@ def test_folders_that_lead_to_themselves(tmp_path: Path):
     run = read_paths([tmp_path, path, path])
     assert [(ref.path.resolve(), ref.owner) for rank in run.ranks for ref in rank.traces] == [(path, "user")]
     assert (run.hosts, run.ranks[0].steps, run.ranks[0].journal, run.ranks[0].info) == ((), (), (), None)
+
+
+def test_a_trace_that_speaks_of_communicators_is_no_report_on_them(tmp_path: Path):
+    events = [event("communicators", 0, 10, cat="cpu_op")]
+    text = {"distributedInfo": {"nccl_version": "2.28.9"}, "traceEvents": events}
+    (tmp_path / "trace.json").write_text(json.dumps(text))
+    assert open_run(tmp_path / "trace.json").tables.events["name"].to_list() == ["communicators"]

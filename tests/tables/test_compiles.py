@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stepscope.read import read_paths
 from stepscope.read.raw import Frame, Losses, RawRank, RawRun
 from stepscope.tables import build, phases
-from stepscope.tables.compile_reasons import CAUSES, is_limit_hit, parse_graph_break, parse_recompile, xla_cause
+from stepscope.tables.compile_reasons import is_limit_hit, known_words, parse_graph_break, parse_recompile, xla_cause
 from stepscope.tables.schema import SCHEMAS, Tables
 from tests.records import replace
 
@@ -208,7 +208,7 @@ def test_wrong_types_never_raise(events: list[dict[str, Any]]):
     tables = run(events, list(TestSteps.STEPS))
     assert tables.compiles.height == sum(event["kind"] not in ("compile_unknown", "counters") for event in events)
     assert dict(tables.compiles.schema) == SCHEMAS["compiles"]
-    assert set(tables.compiles["cause"].drop_nulls()) <= set(CAUSES)
+    assert set(tables.compiles["cause"].drop_nulls()) <= set(known_words().causes)
     assert tables.compiles["kind"].null_count() == 0
 
 
@@ -463,11 +463,11 @@ TEXTS = st.one_of(st.text(max_size=300), st.lists(st.one_of(PIECES, st.text(max_
 @given(TEXTS)
 def test_nothing_raises_and_causes_are_words(text: str):
     found = parse_recompile(text, ["/home/u/train.py"])
-    assert found["cause"] is None or found["cause"] in CAUSES
-    assert parse_graph_break(text)["cause"] in CAUSES
+    assert found["cause"] is None or found["cause"] in known_words().causes
+    assert parse_graph_break(text)["cause"] in known_words().causes
     for value in (found["subject"], found["old"], found["new"]):
         assert value is None or 0 < len(value) <= 200
-    assert xla_cause(text) is None or xla_cause(text) in CAUSES
+    assert xla_cause(text) is None or xla_cause(text) in known_words().causes
 
 
 @pytest.mark.parametrize(

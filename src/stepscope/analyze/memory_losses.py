@@ -8,7 +8,7 @@ lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,12 @@ def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
     """
     tables, labelled = context.tables, context.labelled
     logs, set_fractions = memory_readings(tables, labelled), fractions(tables)
-    traces = tuple(traced_growth(context.base))
+    trends = {(own.process, device): trend(own, device) for own in logs for device in (HOST, *own.devices())}
+    known = {key: found for key, found in trends.items() if found is not None}
+    traces = tuple(traced_growth(context.base, {key for key, (_, rising) in known.items() if rising}))
     peaks = tuple(_peaks(logs, set_fractions, view))
     if not (logs or traces or peaks):
         return None
-    trends = {(own.process, device): trend(own, device) for own in logs for device in (HOST, *own.devices())}
-    known = {key: found for key, found in trends.items() if found is not None}
     lines = {key: one for key, one, _ in traces if one.lines}
     growing = [*_growth_by_journal(tables, logs, known, set_fractions, lines)]
     # what grows in traces of processes whose journal tells too little to judge
@@ -238,9 +238,9 @@ MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing
 MAX_LINES = 5
 
 
-def traced_growth(base: Base) -> Iterator[tuple[_Key, MemoryGrowth, bool]]:
+def traced_growth(base: Base, growing: Container[_Key]) -> Iterator[tuple[_Key, MemoryGrowth, bool]]:
     """One for each device of each trace with allocations and steps enough, and whether it rises: at the end of each
-    step more stands than at the end of the step before."""
+    step more stands than at the end of the step before. Lines are told where it does, or is known to be `growing`."""
     for span in base.spans:
         ends = span.steps["end_ns"].to_numpy()
         if not span.memory.height or len(ends) < MIN_STEPS:
@@ -260,6 +260,7 @@ def traced_growth(base: Base) -> Iterator[tuple[_Key, MemoryGrowth, bool]]:
                 # the trace may not say what stood when it began
                 room = None if device.relative else max(0.0, capacity - float(levels[-1]))
             left = room / per_step if room is not None and rising else None
+            key = span.ref.process, device.device
             growth = MemoryGrowth(
                 rank=span.ref.rank,
                 device=device.device,
@@ -273,12 +274,12 @@ def traced_growth(base: Base) -> Iterator[tuple[_Key, MemoryGrowth, bool]]:
                 room_bytes=room,
                 steps_left=left,
                 seconds_left=left * (seconds / (len(ends) - 1)) if left is not None else None,
-                lines=_lines(span, device),
+                lines=_lines(span, device) if rising or key in growing else (),
                 source=span.ref.trace,
                 lines_source=span.ref.trace,
                 traced=True,
             )
-            yield (span.ref.process, device.device), growth, rising
+            yield key, growth, rising
 
 
 def _lines(span: Span, device: DeviceMemory) -> tuple[GrowthLine, ...]:

@@ -33,6 +33,7 @@ from stepscope.model.metrics import StepData
 
 if TYPE_CHECKING:
     from stepscope.api import Run
+    from stepscope.model import Report
     from stepscope.report.table import TableDocument
 
 
@@ -201,9 +202,13 @@ def analyze(
     elif of_table:
         _show_table(run, wanted, json_file)
     else:
-        from stepscope.dashboard import single, terminal
+        from stepscope.dashboard import terminal
 
-        render = single.renderer(run, source=not no_source)
+        def render(report: Report) -> str:
+            from stepscope.dashboard import single
+
+            return single.render(run, report, source=not no_source)
+
         names = " ".join(shlex.quote(str(path)) for path in paths)
         if brief:
             from stepscope.report.brief import Page, findings

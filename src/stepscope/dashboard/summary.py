@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
-from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.report import compiler_words as compiled
 from stepscope.report import replays, sentences, words
@@ -237,6 +236,8 @@ MEMORY_LINES = 3
 
 def _memory(screen: Screen) -> Iterator[Block]:
     """The peaks of memory and the lines that stood in it then, where it was recorded with what tells them."""
+    if screen.report.steps and not (screen.view("memory_losses") or {}).get("peaks"):
+        return  # none but the host's is known, which is not shown
     view = screen.view("memory")
     curves = [curve for curve in (view or {}).get("curves", ()) if curve["peak_allocated_bytes"]]
     shown = [curve for curve in curves if curve["device"] != "cpu"] or ([] if screen.report.steps else curves)
@@ -349,6 +350,8 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
 def _experiment(screen: Screen) -> Iterator[Block]:
     document = screen.view("experiment")
     if document:
+        from stepscope.dashboard.pages import experiments
+
         yield blocks.text("Experiment", "head")
         yield from experiments.outcome(screen, document)
 

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 from rich.console import Console, Group, RenderableType
@@ -23,15 +23,16 @@ from rich.text import Text
 
 from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
-from stepscope.dashboard.pages import compare, experiments, sweeps
 from stepscope.dashboard.static_page import numbered
 from stepscope.dashboard.text_columns import GAP, TextColumn, soft
 from stepscope.dashboard.text_columns import lines as lines_of
 from stepscope.model import Report
 from stepscope.report import outputs, sentences, words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.table import CURVE_VALUES, METRICS, TableDocument
 from stepscope.report.words import Shortener
+
+if TYPE_CHECKING:
+    from stepscope.report.table import TableDocument
 
 MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
@@ -86,12 +87,16 @@ def _cwd() -> str:
 
 def show_comparison(document: dict[str, Any], console: Console, *, top: int | None = None) -> None:
     """Print what `compare` found; `top` rows of each kind, 0 for all, a few by default."""
+    from stepscope.dashboard.pages import compare
+
     rows = Alone(LISTED, RANKED) if top is None else Alone(top or sys.maxsize)
     show([compare.comparison(rows, document)], console, most=140)
 
 
 def show_experiment(document: Item, console: Console, *, page: str | None = None) -> None:
     """Print what came of an experiment; `page` is where its report lies, if one was written."""
+    from stepscope.dashboard.pages import experiments
+
     steps = [("repeat", document["repeat"]), ("everything", words.near(page or document["folder"] or "", _cwd()))]
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
 
@@ -103,6 +108,8 @@ def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
 
 def show_sweep(document: Item, console: Console, *, page: str) -> None:
     """Print what came of a sweep; `page` is where its report lies."""
+    from stepscope.dashboard.pages import sweeps
+
     steps = [("repeat", document["repeat"]), ("everything", words.near(page, _cwd()))]
     show(sweeps.screen(document), console, [(label, plain(text, 4000)) for label, text in steps])
 
@@ -110,6 +117,7 @@ def show_sweep(document: Item, console: Console, *, page: str) -> None:
 def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
     """Print a table in full, as pages lay it out; with `define`, what its columns mean below it."""
     from stepscope.dashboard.pages import traced
+    from stepscope.report.table import CURVE_VALUES, METRICS
 
     if found.absent is not None:
         console.print(Text(f"{found.title}: {one_line(found.absent)}\n"), soft_wrap=True)
@@ -149,7 +157,8 @@ def show(
     """
     whole = not console.is_terminal
     if whole:
-        console.width = most = sys.maxsize
+        most = sys.maxsize
+        console.size = (most, console.height)  # or Rich asks the system for it, several times a line
     screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps and not whole, whole)
     rows = (row for section in sections for row in (*_section(section, screen), None))
     _print(rows, next_lines(steps), console, screen.width)
@@ -449,6 +458,7 @@ _BLOCKS = {
 # Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.
 COLOURS = ("red", "blue", "green", "magenta", "cyan", "yellow", "bright_black")
 WARNING = "!"
+ESCAPE = "\x1b"  # of what is coloured
 # twins of the same width first, so that columns stay aligned; arrows and the like stand in sentences
 TWINS = {ord("–"): "-", ord("…"): "~", ord("→"): "->", ord("±"): "+-"}
 
@@ -503,10 +513,14 @@ def _print(rows: Iterable[RenderableType | None], after: Iterable[Text], console
             console.print(line, soft_wrap=True)
     # tables pad their cells; a report pasted elsewhere should not carry that along
     glyphs = glyphs_for(console.encoding)
-    for shown in captured.get().splitlines():
-        text = Text.from_ansi(glyphs.encodable(shown))
+    for shown in map(glyphs.encodable, captured.get().splitlines()):
+        if ESCAPE not in shown:
+            console.file.write(shown.rstrip() + "\n")
+            continue
+        text = Text.from_ansi(shown)
         text.rstrip()
         console.print(text, soft_wrap=True)
+    console.file.flush()
 
 
 def head(text: str) -> Text:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -256,7 +256,7 @@ class CauseWords(Struct, frozen=True):
 
 
 CAUSE_WORDS = msgspec.json.decode(
-    (resources.files(__package__) / "compile_causes.json").read_bytes(), type=dict[str, CauseWords]
+    Path(__file__).with_name("compile_causes.json").read_bytes(), type=dict[str, CauseWords]
 )
 _OTHER = CauseWords("")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -78,7 +78,7 @@ def literal(value: str) -> str:
         return repr(text)
 
 
-EDITS = msgspec.json.decode((resources.files(__package__) / "in_script.json").read_bytes(), type=Edits)
+EDITS = msgspec.json.decode(Path(__file__).with_name("in_script.json").read_bytes(), type=Edits)
 # Changes that findings of these rules propose and that no knob turns.
 _LESS_MEMORY = (("batch_size", FREE), ("accumulation", FREE), ("checkpointing", "true"))
 _MORE: Mapping[str, tuple[tuple[str, str], ...]] = {

@@ -11,7 +11,7 @@ import hashlib
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -69,7 +69,7 @@ class Advice(Struct, frozen=True):
     copies: tuple[KindOfCopy, ...]
 
 
-ADVICE = msgspec.json.decode((resources.files(__package__) / "advice.json").read_bytes(), type=Advice)
+ADVICE = msgspec.json.decode(Path(__file__).with_name("advice.json").read_bytes(), type=Advice)
 
 
 def advice(of: str, key: str, other: str = "") -> str:

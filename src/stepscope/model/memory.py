@@ -14,6 +14,7 @@ device, what torch's allocator had given out.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 
 from msgspec import Struct, field
 
@@ -207,7 +208,8 @@ class OutOfMemory(Struct, frozen=True):
     frames: tuple[Place, ...]
 
 
-class MemoryView(Struct, frozen=True):
+@dataclass(frozen=True)
+class MemoryView:
     """All of it. `blocks` are the largest.
 
     pairs: Allocations whose release was recorded, matched by address. An address allocated twice was released unseen.

@@ -41,8 +41,11 @@ def read_third_party(paths: Sequence[Path]) -> RawRun:
 
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
+    from stepscope.read.kineto import begins_as_trace, holds_traces, read_traces
+
+    if paths and all(map(begins_as_trace, paths)):
+        return read_traces(paths)
     from stepscope.read.event_files import is_event_file, read_event_files
-    from stepscope.read.kineto import holds_traces, read_traces
     from stepscope.read.sampled_files import is_stack_file, open_stacks, read_stack_files
     from stepscope.read.streams import known_files, read_head
     from stepscope.read.xla_files import is_xla_file, read_xla_files

@@ -376,6 +376,7 @@ _TAIL_BYTES = 2**16
 _MAX_SCANNED_BYTES = 64 * 2**20  # of a packed file whose rank only its end can tell
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ENTRY = re.compile(rb'\{[^{}]{0,400}"ph"\s*:')
+_LISTED = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*" + _ENTRY.pattern)
 _SPAN = re.compile(r"\.\d{6,}(?=\.pt\.trace\.json|\.json)")
 _NAMED_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc)[-_=. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 # As tensorboard_trace_handler names a trace: by host and process. In names of a script's own a number may be a step's.
@@ -385,6 +386,15 @@ _OF_WORKER = re.compile(
 )
 # where things stand in a run folder of ours or in a report, which are no traces
 _PLACES = ("report.json", "experiment.json", "manifest.json", "rank.json")
+
+
+def begins_as_trace(path: Path) -> bool:
+    """Whether a file can be nothing but a trace by its first bytes; False for a trace that lists its events later."""
+    try:
+        head = read_head(path)
+    except OSError:  # who reads it says what is wrong with it
+        return False
+    return is_trace(head) and bool(_LIST.search(head) or _LISTED.match(head))
 
 
 class _Found(Struct, frozen=True):

@@ -27,7 +27,6 @@ from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import streams
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, RawSeries, Row, Stretches, TraceRef
-from stepscope.read.stack_lines import PySpyRaw
 from stepscope.read.text import (
     LATEST_NS,
     LONGEST_NS,
@@ -240,6 +239,8 @@ def _is_raw(folder: Path, file: str) -> bool:
 
 
 def _segment(files: _Files, file: str, row: Row) -> RawSegment:
+    from stepscope.read.stack_lines import PySpyRaw  # patterns, which a run without samples does not need
+
     match = _RAW_FILE.fullmatch(file)
     from_agent, counter = (match[1], int(match[2])) if match else (None, 0)
     segment = integer(row.get("segment"))

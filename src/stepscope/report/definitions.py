@@ -12,7 +12,8 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
-from importlib import import_module, resources
+from importlib import import_module
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -103,7 +104,7 @@ class _Texts(Struct, frozen=True):
     sections: tuple[str, ...]
 
 
-_TEXTS = msgspec.json.decode((resources.files(__package__) / "definitions.json").read_bytes(), type=_Texts)
+_TEXTS = msgspec.json.decode(Path(__file__).with_name("definitions.json").read_bytes(), type=_Texts)
 _METRICS_AS_A_TABLE = "metrics as a table\n\n" + "\n".join(
     f"p{percent} (as `unit`): {percent} percent of the last samples are at most this."
     for percent in (1, 5, 10, 20, 50, 80, 90, 95, 99)

@@ -12,8 +12,8 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from math import inf, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,7 +69,7 @@ class _Tables(Struct, frozen=True):
 
 
 _PARTS = "; ".join(f"{re.sub('^(exposed|idle|host)_', '', part)}: {part}_ns" for part in PARTS)
-_TABLES = msgspec.json.decode((resources.files(__package__) / "table.json").read_bytes(), type=_Tables)
+_TABLES = msgspec.json.decode(Path(__file__).with_name("table.json").read_bytes(), type=_Tables)
 SHOWN = {
     name: Shown(one.title, headed(one.columns.replace("{parts}", _PARTS)), one.sort, one.notes, one.define, one.quiet)
     for name, one in _TABLES.shown.items()

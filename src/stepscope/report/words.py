@@ -10,8 +10,8 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from importlib import resources
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ MISSING = "–"
 SMALLEST = 0.001  # of any unit: less is the end of a float, no measurement
 WHOLE = 0.995  # a share from which "of it" says nothing
 
-_WORDS = msgspec.json.decode((resources.files(__package__) / "words.json").read_bytes(), type=dict[str, dict[str, str]])
+_WORDS = msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=dict[str, dict[str, str]])
 SIGNALS = _WORDS["signals"]  # what cut the steps
 PARTS = _WORDS["parts"]  # of a profiled step
 WAIT_PARTS = _WORDS["wait_parts"]  # kinds of parts of a wait; where a line is known, it follows

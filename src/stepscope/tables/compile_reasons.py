@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +46,11 @@ class _Words(Struct):
     guards: tuple[tuple[str, str | None, str], ...]
 
 
-_WORDS = msgspec.json.decode(Path(__file__).with_name("compile_reasons.json").read_bytes(), type=_Words)
-CAUSES = _WORDS.causes
+@cache
+def known_words() -> _Words:
+    """Read when the first message is: most traces hold none."""
+    return msgspec.json.decode(Path(__file__).with_name("compile_reasons.json").read_bytes(), type=_Words)
+
 
 _ID = re.compile(r"\[?(![0-9]{1,9}(?:/[0-9]{1,9}/[0-9]{1,9})?|[0-9]{1,9}/[0-9]{1,9}(?:_[0-9]{1,9})?)\]?: ")
 _STACK = "\nUser stack trace:"
@@ -141,7 +145,7 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
     anything is compiled), or by the wording of the failure, which changes with versions.
     """
     words = f"{string(event.get('fail_type')) or ''} {string(event.get('fail_reason')) or ''}"[:MAX_TEXT].lower()
-    if "recompilelimitexceeded" in words or any(limit in words for limit in _WORDS.limits):
+    if "recompilelimitexceeded" in words or any(limit in words for limit in known_words().limits):
         return True
     if event.get("graph") is None or string(event.get("recompile_reason")) is None:
         return False
@@ -158,15 +162,15 @@ def xla_cause(text: str | None) -> str | None:
     if not text:
         return None
     low = text[:MAX_TEXT].lower()
-    return next((cause for part, cause in _WORDS.xla if part in low), UNKNOWN)
+    return next((cause for part, cause in known_words().xla if part in low), UNKNOWN)
 
 
 def operator_cause(operator: str | None, otherwise: str | None) -> str | None:
     """The cause that an operator's name tells: it reads one value, its output's shape depends on values, or neither."""
     name = (operator or "").split(".")[0]
-    if name in _WORDS.reads:
+    if name in known_words().reads:
         return "item"
-    return "data_dependent_shape" if name in _WORDS.data_dependent else otherwise
+    return "data_dependent_shape" if name in known_words().data_dependent else otherwise
 
 
 _HEAD, _AT = "Graph break", " in user code at "
@@ -239,7 +243,7 @@ def _parts(text: str) -> tuple[str | None, str]:
 
 def _reason(text: str) -> str:
     body = text.strip()
-    while body.startswith(_WORDS.leads) and ":\n" in body:
+    while body.startswith(known_words().leads) and ":\n" in body:
         body = body.partition(":\n")[2].strip()
     return body.removeprefix(_PREFIX)
 
@@ -265,7 +269,7 @@ def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
         return "item", operator
     if operator in _PRINTERS or (operator or "").startswith("logging."):
         return "print", operator
-    cause = next((cause for cause, starts in _WORDS.break_kinds.items() if low.startswith(starts)), None)
+    cause = next((cause for cause, starts in known_words().break_kinds.items() if low.startswith(starts)), None)
     if cause is None:
         # a kind of break that this table does not list is still one, where the record has the form of one
         cause = "unsupported" if first and (told or "Explanation:" in more) else UNKNOWN
@@ -294,7 +298,7 @@ def _operator(first: str, more: str) -> str | None:
 def _hints(text: str) -> str | None:
     """The first hints that say what to do about this break; each may go over several lines."""
     hints = (one_line(part.partition("\n\n")[0]) for part in f"\n{text}".split("\n  Hint: ")[1:])
-    helpful = [hint for hint in hints if hint and not hint.startswith(_WORDS.empty_advice)]
+    helpful = [hint for hint in hints if hint and not hint.startswith(known_words().empty_advice)]
     return one_line(" ".join(helpful[:_SHOWN_HINTS]))
 
 
@@ -374,7 +378,7 @@ def resolve(place: Location, known: Iterable[str]) -> Location | None:
         path = full.replace("\\", "/")
         if path == file or (len(file) >= _SHORTEST_SUFFIX and path.endswith(file)):
             return None if is_torch(full) else place._replace(file=full)
-    if is_torch(file) or file.partition("/")[0] in _WORDS.torch_parts:
+    if is_torch(file) or file.partition("/")[0] in known_words().torch_parts:
         return None
     return place
 
@@ -409,16 +413,19 @@ def plain(text: str) -> str:
     return _PART.sub(r".\1", _LOCAL.sub(r"\1", text))
 
 
-_GUARDS = tuple(
-    (re.compile(re.sub(r"<([A-Z]+)>", lambda part: _WORDS.guard_parts[part[1]], pattern), re.DOTALL), cause, subject)
-    for pattern, cause, subject in _WORDS.guards
-)
+@cache
+def _guards() -> tuple[tuple[re.Pattern[str], str | None, str], ...]:
+    known = known_words()
+    return tuple(
+        (re.compile(re.sub(r"<([A-Z]+)>", lambda part: known.guard_parts[part[1]], pattern), re.DOTALL), cause, subject)
+        for pattern, cause, subject in known.guards
+    )
 
 
 def read_guard(text: str) -> Guard:
     """What `text`, a guard without its comment, says; cause "unknown" for a wording that is not known."""
     text = text.strip()
-    fits = ((match, cause, subject) for pattern, cause, subject in _GUARDS if (match := pattern.fullmatch(text)))
+    fits = ((match, cause, subject) for pattern, cause, subject in _guards() if (match := pattern.fullmatch(text)))
     told = next(fits, None)
     found = _told(*told) if told else _call(text) or _dimension(text) or _comparison(text) or Guard(UNKNOWN)
     return Guard(found.cause, value(found.subject), value(found.old), value(found.new))
@@ -461,7 +468,7 @@ def _call(text: str) -> Guard | None:
     if head.startswith("type(") and "isnan(" in head:
         head = head.partition(" and ")[2]
     name, opened, rest = head.partition("(")
-    cause = _WORDS.calls.get(name) if opened else None
+    cause = known_words().calls.get(name) if opened else None
     if cause is None:
         return None
     inner = _argument(rest)

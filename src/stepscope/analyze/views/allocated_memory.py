@@ -10,11 +10,11 @@ stands after event i. A position p in it means "the first p events have happened
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property, partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 from msgspec import Struct
@@ -60,34 +60,67 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     if not traced and not recordings:
         return None
     code = code or user_code(base.tables, {}, NO_OPTIONS)
-    found = []
-    for span, device in [(one, device) for one in traced for device in allocations(base, one)]:
+    devices = [(span, device) for span in traced for device in allocations(base, span)]
+    notes: list[str] = []
+    for span, device in devices:
         recorded = device.recorded_bytes
         lost = not device.relative and recorded is not None and recorded > device.levels[device.peak]
         why = {NO_ADDRESSES: device.pairs is None, NO_TOTALS: device.relative, LOST: lost}
-        one = MemoryView(
-            curves=(device.curve(),),
-            operators=tuple(by_operator(span, device)),
-            lines=tuple(lines(device)),
-            blocks=tuple(blocks(device, span)),
-            **device.pair_counts,
-            notes=tuple(f"{span.ref.label}, {device.device}: {note}" for note, holds in why.items() if holds),
-        )
-        found.append(one)
+        notes += [f"{span.ref.label}, {device.device}: {note}" for note, holds in why.items() if holds]
+    recorded_views = []
     for recording in recordings:
         one = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
-        label = f"{recording.worker}, {recording.device}"
-        notes = tuple(f"{label}: {note}" for note in (*recording.problems, *one.notes))
-        found.append(msgspec.structs.replace(one, notes=notes))
-    rows = ("curves", "operators", "lines", "blocks", "states", "out_of_memory")
-    joined: dict[str, Any] = {name: tuple(row for one in found for row in getattr(one, name)) for name in rows}
-    return MemoryView(
-        **joined,
-        pairs=sum(one.pairs for one in found),
-        unpaired_allocations=sum(one.unpaired_allocations for one in found),
-        unpaired_releases=sum(one.unpaired_releases for one in found),
-        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+        notes += [f"{recording.worker}, {recording.device}: {note}" for note in (*recording.problems, *one.notes)]
+        recorded_views.append(one)
+    counts = Counter[str]()
+    for _, device in devices:
+        counts.update(device.pair_counts)
+    for one in recorded_views:
+        counts.update(
+            pairs=one.pairs,
+            unpaired_allocations=one.unpaired_allocations,
+            unpaired_releases=one.unpaired_releases,
+        )
+    return _View(
+        devices,
+        recorded_views,
+        curves=(*(device.curve() for _, device in devices), *_joined(recorded_views, "curves")),
+        states=_joined(recorded_views, "states"),
+        out_of_memory=_joined(recorded_views, "out_of_memory"),
+        notes=tuple(dict.fromkeys(notes)),
+        pairs=counts["pairs"],
+        unpaired_allocations=counts["unpaired_allocations"],
+        unpaired_releases=counts["unpaired_releases"],
     )
+
+
+def _joined(views: Sequence[MemoryView], name: str) -> tuple[Any, ...]:
+    return tuple(row for one in views for row in getattr(one, name))
+
+
+class _View(MemoryView):
+    """Rows are made when something asks for them, which a report on the terminal mostly does not; then all of them, so
+    that what they are made of can go.
+    """
+
+    def __init__(
+        self, devices: Sequence[tuple[Span, DeviceMemory]], recorded: Sequence[MemoryView], **known: Any
+    ) -> None:
+        self.__dict__.update(known, _devices=devices, _recorded=recorded)  # what it inherits from is frozen
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[Any, ...]]:
+        devices, recorded = self.__dict__.pop("_devices"), self.__dict__.pop("_recorded")
+        made: dict[str, list[Any]] = {
+            "operators": [row for span, device in devices for row in by_operator(span, device)],
+            "lines": [row for _, device in devices for row in lines(device)],
+            "blocks": [row for span, device in devices for row in blocks(device, span)],
+        }
+        return {name: (*rows, *_joined(recorded, name)) for name, rows in made.items()}
+
+    operators = cached_property[Any](lambda view: view._rows["operators"])
+    lines = cached_property[Any](lambda view: view._rows["lines"])
+    blocks = cached_property[Any](lambda view: view._rows["blocks"])
 
 
 def allocations(base: Base, span: Span) -> list[DeviceMemory]:
@@ -96,9 +129,12 @@ def allocations(base: Base, span: Span) -> list[DeviceMemory]:
     if kept is not None:
         return kept
     made: list[DeviceMemory] = []
-    near = around(span)
-    line, places = spots(base, span, near)
-    operator = climb(span.parent, near, span.is_operator)
+
+    @cache
+    def causes() -> Causes:
+        near = around(span)
+        return Causes(*spots(base, span, near), climb(span.parent, near, span.is_operator))
+
     memory = span.memory.with_row_index("row").filter(
         pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
     )
@@ -129,13 +165,16 @@ def allocations(base: Base, span: Span) -> list[DeviceMemory]:
             pairs=pair(events["address"].to_numpy(), sizes > 0) if followed else None,
             relative=not known,
             capacity_bytes=gpu.memory_bytes if gpu is not None else None,
-            line=line[rows],
-            places=places,
-            operator=operator[rows],
+            caused=partial(_of_rows, causes, rows),
         )
         made.append(one)
     span.kept["allocations"] = made
     return made
+
+
+def _of_rows(causes: Callable[[], Causes], rows: Int64) -> Causes:
+    found = causes()
+    return Causes(found.line[rows], found.places, found.operator[rows])
 
 
 def number(device: str) -> int:
@@ -308,9 +347,7 @@ def _device(
         pairs=pairs if len(picked) else None,
         relative=standing is None,
         capacity_bytes=recording.capacity_bytes,
-        line=line,
-        places=places,
-        operator=np.full(len(picked), NONE),
+        caused=lambda: Causes(line, places, np.full(len(picked), NONE)),
         standing=standing,
     )
 
@@ -452,12 +489,22 @@ class Standing(Struct, frozen=True):
     before: Bools
 
 
+class Causes(Struct, frozen=True):
+    """Of events: `line` says which of `places` each is from, `operator` is the row of the innermost operator around it,
+    both `NONE` for none.
+    """
+
+    line: Int64
+    places: tuple[_Line, ...]
+    operator: Int64
+
+
 class DeviceMemory(Struct, frozen=True, dict=True):
     """One device of one recording. `levels` and `reserved` are by position, `reserved` None where it is not known.
 
     `relative`: `levels` begin at 0 because what stood before is not known. `sizes` are bytes of events, above 0 for
-    allocations; `line` says which of `places` each is from, `operator` is the row of the innermost operator around it,
-    both `NONE` for none. `pairs` is None where blocks have no addresses; `standing` is a snapshot's.
+    allocations; `caused` finds what each is from. `pairs` is None where blocks have no addresses; `standing` is a
+    snapshot's.
     """
 
     source: str
@@ -472,10 +519,24 @@ class DeviceMemory(Struct, frozen=True, dict=True):
     pairs: Pairs | None
     relative: bool
     capacity_bytes: int | None
-    line: Int64
-    places: tuple[_Line, ...]
-    operator: Int64
+    caused: Callable[[], Causes]
     standing: Standing | None = None
+
+    @cached_property
+    def _causes(self) -> Causes:
+        return self.caused()
+
+    @property
+    def line(self) -> Int64:
+        return self._causes.line
+
+    @property
+    def places(self) -> tuple[_Line, ...]:
+        return self._causes.places
+
+    @property
+    def operator(self) -> Int64:
+        return self._causes.operator
 
     def place(self, line: int) -> Place | None:
         """Of a number in `line`."""
