@@ -188,7 +188,7 @@ class LoaderProbe(Probe):
         loader = self._iterated.get(serial, _UNKNOWN).loader
         early = number <= FIRST_LOOKS and self._looks.get(loader, 0) < LOOKS_AT_ONCE
         self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
-        self._began = now = monotonic_ns() + self._offset_ns
+        now = monotonic_ns() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
         if agent.framework_steps is not None:
@@ -196,6 +196,8 @@ class LoaderProbe(Probe):
         self._faults.fed = True
         self._faults.note(now)
         self._steps.fetch_start(serial, now)
+        if self._look:  # from here on it is of the step that it feeds
+            self._began = monotonic_ns() + self._offset_ns
         return serial
 
     def _after_next(self, token: int, batch: Any, error: BaseException | None) -> None:
