@@ -196,6 +196,9 @@ two batches are one pass s input [both]
 accumulation as accelerate writes it [both]
     ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1
     -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
+accumulation over two of accelerate's loaders at once [both]
+    ahead1 fetch1 fetch1 ahead2 fetch2 fetch2 pass 2( 3( fetch1 fetch2 pass ) update fetch1 fetch2 pass ) stop1 update
+    -> T266=20+80+160+5+1 4x32, T262=16+80+160+5+1 4x32, T69=4+20+40+5+0 2x16
 a closure holds forward and backward [both]
     for1x4:10( opt_begin closure1 opt_end wait:1 )
     -> 4*T76=10+20+40+5+1 1x8

@@ -134,6 +134,8 @@ class StepCutter:
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
         iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
         iterator.ahead = True if fetches_ahead else None
+        leading = self._iterators.get(self._anchor or 0)
+        iterator.beside = leading.total if leading is not None else 0
 
     def loader_length(self, iterator_id: int, batches: int) -> None:
         """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
@@ -530,6 +532,8 @@ class StepCutter:
 
     def _other_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
+        if iterator.ahead and iterator.total == 1:
+            return now  # the batch it keeps
         unused = len(self._segments) > 1 and not last.trained
         if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
             # The second loader's batch was not trained on: the step was over before it, or is put off.
@@ -563,7 +567,8 @@ class StepCutter:
                 last.charge(now, OTHER)
                 self._anchor = iterator.number
                 return self._write_untrained("loader", live=True)
-        if inside and iterator.step_start == start and iterator.step_fetches >= 1:
+        alone = anchor.total <= iterator.beside  # else they take turns
+        if inside and alone and iterator.step_start == start and iterator.step_fetches >= 1:
             self._anchor = iterator.number
             return now if self._trained() else self._close("loader", True, now)
         # A batch of the loader that trains, and an evaluation before it is trained on?
