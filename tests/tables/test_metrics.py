@@ -149,6 +149,12 @@ def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them(
     assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
 
 
+def test_two_losses_on_one_line_are_added() -> None:
+    nodes = "NllLossBackward0", "MseLossBackward0"
+    both = (line([(at + 1, 2.0, 0)], file="/x/a.py", line=7, node=node) for at, node in enumerate(nodes))
+    assert found(*both)["train/loss"] == [(0, 4.0)]
+
+
 def test_what_is_logged_between_steps_is_of_the_last() -> None:
     """A validation's loss, after a loop has ended."""
     logged = RawSeries("val/loss", "wandb", np.array([-1, 5, 35]) * MS + T0, np.arange(3.0))

@@ -193,10 +193,11 @@ def _of_one_loss(optimizers: Int64, rows: Int64, sites: Int64) -> Bools:
     cross-validation do.
     """
     numbers, firsts, sizes = np.unique(optimizers, return_index=True, return_counts=True)
-    own, chosen = np.zeros(len(optimizers), np.bool_), []
+    own = np.zeros(len(optimizers), np.bool_)
+    chosen: list[tuple[int, int]] = []
     for at in np.lexsort((firsts, -sizes)):
         mine = optimizers == numbers[at]
-        span = firsts[at], np.flatnonzero(mine)[-1]
+        span = int(firsts[at]), int(np.flatnonzero(mine)[-1])
         apart = all(span[1] < first or last < span[0] for first, last in chosen)
         alike = not np.isin(rows[mine & (rows != NONE)], rows[own]).any()
         if alike and (apart or np.isin(sites[mine], sites[own]).all()):

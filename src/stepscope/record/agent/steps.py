@@ -537,11 +537,7 @@ class StepCutter:
         unused = len(self._segments) > 1 and not last.trained
         if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
             # The second loader's batch was not trained on: the step was over before it, or is put off.
-            if self._trained():
-                self._split_off_last("loader")
-            else:
-                self._put_off, self._segments = self._segments[0], [last]
-            self._anchor = last.leader
+            self._split_off_evaluation(last)
             if last.leader == iterator.number:
                 return self._fetch_again(iterator, last, now)
         anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
@@ -577,6 +573,13 @@ class StepCutter:
             self._divide(now, OTHER, "loader")
             self._segments[-1].by_other_loader = True
         return now
+
+    def _split_off_evaluation(self, last: Segment) -> None:
+        if self._trained():
+            self._split_off_last("loader")
+        else:
+            self._put_off, self._segments = self._segments[0], [last]
+        self._anchor = last.leader
 
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: whatever was said before, this is no evaluation."""
