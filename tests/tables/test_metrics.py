@@ -135,11 +135,24 @@ def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> Non
     }
 
 
+@pytest.mark.parametrize("optimizers", [[0, 0, 1, 1], [0, 1, 0, 1]], ids=["one after the other", "in turn"])
+def test_optimizers_that_are_never_in_one_step_go_on_with_one_loss(optimizers: list[int]) -> None:
+    """As the models of a cross-validation do, or two halves of a model that are updated in turn."""
+    points = [(10 * at + 1, float(at), at) for at in range(4)]
+    assert found(line(points, optimizers), steps=4)["train/loss"] == [(at, float(at)) for at in range(4)]
+
+
 def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them() -> None:
     real, fake = (line([(at, 1.0, 0)], file="/x/a.py", line=7, caller=["/x/a.py", at]) for at in (1, 2))
     seen = found(real, fake)
     assert seen["train/loss"] == [(0, 2.0)]
     assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
+
+
+def test_two_losses_on_one_line_are_added() -> None:
+    nodes = "NllLossBackward0", "MseLossBackward0"
+    both = (line([(at + 1, 2.0, 0)], file="/x/a.py", line=7, node=node) for at, node in enumerate(nodes))
+    assert found(*both)["train/loss"] == [(0, 4.0)]
 
 
 def test_what_is_logged_between_steps_is_of_the_last() -> None:

@@ -91,6 +91,10 @@ IO_SEEN = Need(
 )
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+ONE_AFTER_ANOTHER = (
+    " Iterations of which each takes what the one before it gave, as in a rollout or a generated sequence, cannot be "
+    "one call: larger batches or fewer of them help there."
+)
 
 
 @rule("host.per_item_loop", STEPS, WINDOW, learn=LEARN)
@@ -140,8 +144,9 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     if operators is not None and loop.calls_per_invocation >= 2:
         high = clip_share(cost * (1.0 - 1.0 / loop.calls_per_invocation), train.mean_ms)
         gain = Interval(low=min(high, clip_share(loop.ms_per_step - operators, train.mean_ms)), high=high)
-    # the window counts calls exactly; how well it times them depends on its steps, or on samples that agree
-    level = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
+    # the window counts calls exactly; how well it times them depends on its steps, or on samples that agree; without a
+    # dimension that is looped over, nobody knows that an iteration does not need the one before it
+    level = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line and loop.dimension else "medium"
     if loop.low_confidence:
         level = "low" if loop.samples < CONFIDENCE.few_samples else "medium"
     matched = f"{source}; matched by sequence number, scaled to the steady step"
@@ -171,7 +176,7 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         evidence=evidence,
         fix=f"Replace the loop{over} {advice('loop', loop.callee.removeprefix('aten::'), by)}",
         caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
-        "Sums in another order differ in the last digits.",
+        "Sums in another order differ in the last digits." + ("" if loop.dimension else ONE_AFTER_ANOTHER),
         falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
         "step, or the mean step does not get shorter",
     )

@@ -143,6 +143,10 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         cost, hidden = loader.data_wait_ms, device_doubt(analysis)[1].strip()
     # all waiting, on the rank that waits longest; beside a device of it what a replay saves
     most = gains.without_wait(analysis) or 0.0
+    cpu = analysis.machine.cpu
+    if cpu is not None and not loader.in_main_process and _parked(loader):
+        # with batches at hand the main thread waits for a core here as elsewhere
+        cost, most = (each * (1.0 - cpu.run_delay_share) for each in (cost, most))
     if on_device:
         saved = 0.0 if replay is None else replay.share * train.mean_ms
         wait = _device_wait(analysis)

@@ -3,7 +3,7 @@
 The loss of an update is the sum of what `backward` was called on since the update before; where a script accumulates
 and does not divide, their mean. Which of the two, a framework tells, or the root's last node, or else what the script
 logs as its loss. Both are kept beside it. What an optimizer's step evaluates again is no loss of another batch. Of
-several optimizers, the loss is that of the one with most updates.
+several optimizers, the loss is that of the one with most updates, and of those that go on with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import polars as pl
 
 from stepscope.read.raw import RawRank, RawSeries, Row
 from stepscope.read.text import number, string
-from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 from stepscope.tables.journal import step_at
 from stepscope.tables.schema import SCHEMAS, empty
 
@@ -125,7 +125,8 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     times = np.concatenate([series.times_ns for series in losses])
     order = np.argsort(times, kind="stable")
     times, values = times[order], np.concatenate([series.values for series in losses])[order]
-    lines = [(_place(series.about), _place(series.about, caller=True)) for series in losses]
+    # Two losses on one line are told apart by what made them.
+    lines = [(_place(series.about), _place(series.about, caller=True), _node(series)) for series in losses]
     numbers = [lines.index(line) for line in lines]
     sites = np.repeat(np.array(numbers, np.int64), [len(series.values) for series in losses])[order]
     told = np.concatenate([series.updates for series in losses if series.updates is not None])[order]
@@ -159,9 +160,7 @@ def _losses(
     # Passes of one line, or of as many batches, are parts of one mean; those of several lines are added by intent.
     accumulates = (counts > 1) & (~several | (fed >= 2))
     optimizers = np.maximum.reduceat(passes.optimizers, firsts)
-    numbers, first_at, sizes = np.unique(optimizers, return_index=True, return_counts=True)
-    main = numbers[max(range(len(numbers)), key=lambda number: (sizes[number], -first_at[number]))]
-    own = optimizers == main
+    own = _of_one_loss(optimizers, passes.rows[lasts], passes.sites[lasts])
     most = int(counts[own].max())
     total = np.add.reduceat(passes.values, firsts)
     mean = total / counts
@@ -185,6 +184,26 @@ def _losses(
         yield Curve(f"{LOSS}_mean", BACKWARD, times, mean[own])
     if not accumulates.any():
         yield from _by_line(losses, passes)
+
+
+def _of_one_loss(optimizers: Int64, rows: Int64, sites: Int64) -> Bools:
+    """Which updates are those of the optimizer with most of them, or of others that go on with its loss.
+
+    Those are never in a step with it, and take turns on the same lines, or train before or after it, as models of a
+    cross-validation do.
+    """
+    numbers, firsts, sizes = np.unique(optimizers, return_index=True, return_counts=True)
+    own = np.zeros(len(optimizers), np.bool_)
+    chosen: list[tuple[int, int]] = []
+    for at in np.lexsort((firsts, -sizes)):
+        mine = optimizers == numbers[at]
+        span = int(firsts[at]), int(np.flatnonzero(mine)[-1])
+        apart = all(span[1] < first or last < span[0] for first, last in chosen)
+        alike = not np.isin(rows[mine & (rows != NONE)], rows[own]).any()
+        if alike and (apart or np.isin(sites[mine], sites[own]).all()):
+            own |= mine
+            chosen.append(span)
+    return own
 
 
 def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:

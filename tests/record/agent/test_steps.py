@@ -52,6 +52,16 @@ two optimizers and two loaders are one step
 two optimizers without a loader are one step
     6( wait:2 train500 train501 )
     -> T16=-+6+8+2+0 0x-, T18=-+-+8+2+8 0x-, 4*T18=2+6+8+2+0 0x-
+an optimizer that joins in every other time is of the step of the one that leads
+    4( 2( train500 ) train501 )
+    -> T8=-+3+4+1+0 0x-, T8=-+-+4+1+3 0x-, 2*T16=0+6+8+2+0 0x-, T8=0+3+4+1+0 0x-, T16=0+6+8+2+0 0x-,
+       T8=0+3+4+1+0 0x-, T16=0+6+8+2+0 0x-
+models without a loader that are trained one after the other
+    3( train500 ) 3( train501 )
+    -> T8=-+3+4+1+0 0x-, T8=-+-+4+1+3 0x-, 4*T8=0+3+4+1+0 0x-
+batches that a thread fetches for another one are no steps [both]
+    iter1 3( fetch1 ) handed 4( bwd opt )
+    -> 3*T5=-+-+4+1+0 0x-
 no loader data wait is the gap before the first module
     4( wait:7 train wait:0.5 )
     -> T8=-+3+4+1+0 0x-, T15.5=-+-+4+1+10.5 0x-, 2*T15.5=7.5+3+4+1+0 0x-
@@ -106,6 +116,13 @@ an optimizer that raised does not swallow the steps after it
 validation in the middle of an epoch
     iter1 2( 3( fetch1 train ) for2x2( fwd ) wait:50 ) stop1
     -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+validation before the batch at hand is trained on [both]
+    iter1 2( fetch1 for2x3( eval ) train fetch1 train ) fetch1 for2x2( eval ) fetch1 train stop1
+    -> 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8, T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8,
+       T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8
+batches of a second loader are looked through for the batch at hand
+    for1x4( for2x2( wait:1 ) train )
+    -> 4*T16=6+3+4+1+2 1x8
 validation in the middle of an epoch, workers started
     iter1 2( 3( fetch1 train ) iter2:800 2( fetch2 fwd ) stop2 wait:50 ) stop1
     -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
@@ -179,6 +196,9 @@ two batches are one pass s input [both]
 accumulation as accelerate writes it [both]
     ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1
     -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
+accumulation over two of accelerate's loaders at once [both]
+    ahead1 fetch1 fetch1 ahead2 fetch2 fetch2 pass 2( 3( fetch1 fetch2 pass ) update fetch1 fetch2 pass ) stop1 update
+    -> T266=20+80+160+5+1 4x32, T262=16+80+160+5+1 4x32, T69=4+20+40+5+0 2x16
 a closure holds forward and backward [both]
     for1x4:10( opt_begin closure1 opt_end wait:1 )
     -> 4*T76=10+20+40+5+1 1x8
@@ -301,6 +321,7 @@ WORDS: dict[str, tuple[Callable[[Loop, int, float], object], int, float]] = {
     "added": (derive(False), 7, 0),
     "eval_begin": (lambda loop, *_: loop.cutter.evaluation_start(loop.now), 0, 0),
     "eval_end": (lambda loop, *_: loop.cutter.evaluation_end(loop.now), 0, 0),
+    "handed": (lambda loop, *_: loop.cutter.handed_over(loop.now), 0, 0),
     "interrupt": (lambda loop, *_: loop.cutter.interrupt(loop.now), 0, 0),
     "wait": (lambda loop, _, ms: loop.spend(ms), 0, 0),
     **{source: (mark(source), 0, 0) for source in ("user", "profiler_step", "xla_sync")},

@@ -141,7 +141,7 @@ def ranks_on_host(tables: Tables) -> int:
 def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
     """The loader that training steps wait for: the longest by the fetches that were looked at in them.
 
-    In recordings without any the one whose iterations the most training steps follow.
+    In recordings without any the one whose iterations the most training steps follow, evaluation's left out.
     """
     events = list(_loader_events(tables))
     if not events:
@@ -159,6 +159,11 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
         )
         ends = train.select("process", end=pl.col("start_ns") + pl.col("wall_ns")).drop_nulls().sort("end")
         made = made.drop_nulls("time").sort("time")
+        begun = labelled.frame.select("process", "kind", "start_ns").drop_nulls("start_ns").sort("start_ns")
+        first = made.join_asof(
+            begun, left_on="time", right_on="start_ns", by="process", strategy="forward", check_sortedness=False
+        )
+        made = first.filter(pl.col("kind").ne_missing("eval")).select(made.columns)
         last = ends.join_asof(made, left_on="end", right_on="time", by="process", check_sortedness=False)["event"]
         for number, count in last.drop_nulls().value_counts().sort("event").rows():
             votes[events[number]["id"]] += count

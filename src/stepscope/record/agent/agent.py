@@ -272,7 +272,7 @@ class Agent:
         if self.training_thread is not None:
             # Autograd runs hooks of device tensors (an optimizer inside backward) on threads of its own.
             return self.steps.in_backward
-        self.steps.interrupt(self.clock.now())
+        self.steps.handed_over(self.clock.now())
         self._owner = self.training_thread = thread
         return True
 

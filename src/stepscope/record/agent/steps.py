@@ -106,6 +106,9 @@ class StepCutter:
         self._idle_since: int | None = None
         self._cut_by_fetch = False  # optimizers exist but never signal
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
+        self._leading = 0  # that of them which came twice first
+        self._uneven = False  # others join in every few iterations: each begins with the one that leads
+        self._put_off: Segment | None = None  # a training batch that an evaluation was put before
         self._strays = 0
         self._root = 0  # the line the running backward pass was called from
         self._accumulates = False  # gradients are kept from one backward pass to the next, no optimizer in sight
@@ -131,6 +134,8 @@ class StepCutter:
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
         iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
         iterator.ahead = True if fetches_ahead else None
+        leading = self._iterators.get(self._anchor or 0)
+        iterator.beside = leading.total if leading is not None else 0
 
     def loader_length(self, iterator_id: int, batches: int) -> None:
         """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
@@ -260,7 +265,7 @@ class StepCutter:
         While no optimizer is known (`wants_roots`), `root` is the line that called it and `cleared` whether gradients
         were cleared since the pass before.
         """
-        if self._resting is not None or not self._segments:
+        if self._resting is not None or not self._segments or self._put_off is not None:
             self._continue_or_open(now)
         self._root = 0
         if root and self.wants_roots and not self._stack:
@@ -309,7 +314,7 @@ class StepCutter:
 
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
         """`step` of an optimizer begins (nested calls are welcome)."""
-        if self._resting is not None or not self._segments:
+        if self._resting is not None or not self._segments or self._put_off is not None:
             self._continue_or_open(now)
         if self._stack and (OPTIMIZER, optimizer_id) in self._stack:  # the earlier call raised
             del self._stack[self._stack.index((OPTIMIZER, optimizer_id)) :]
@@ -367,7 +372,7 @@ class StepCutter:
                 self._called_ns = now
             return not gradients
         last = self._segments[-1]
-        segment = last if self._root else self._segments[0]
+        segment = last if self._root or self._uneven else self._segments[0]
         if segment.knows_forward or segment.trained or (len(self._segments) > 1 and segment is not last):
             return False
         if self._root:  # the parameters were changed by hand since the backward pass
@@ -406,6 +411,14 @@ class StepCutter:
         """Events will be missing for a while: write what is complete, drop the rest, know nothing of what follows."""
         self.finish(now)
         self._idle_since = self._made_ns = self._called_ns = None
+
+    def handed_over(self, now: int) -> None:
+        """Another thread trains: batches that this one fetched without a step of its own are that one's."""
+        made_ns, self._looked_through = self._made_ns, []
+        if self._number == 0:
+            self._segments = []
+        self.interrupt(now)
+        self._made_ns = made_ns
 
     def finish(self, now: int) -> None:
         """Write the last open step, ended at its last signal, if it was complete."""
@@ -519,11 +532,12 @@ class StepCutter:
 
     def _other_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         """A fetch of a loader that does not lead: a loop inside or after the loop, or a second source of batches."""
+        if iterator.ahead and iterator.total == 1:
+            return now  # the batch it keeps
         unused = len(self._segments) > 1 and not last.trained
         if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
-            # The second loader's batch was not trained on: the step was over before it.
-            self._split_off_last("loader")
-            self._anchor = last.leader
+            # The second loader's batch was not trained on: the step was over before it, or is put off.
+            self._split_off_evaluation(last)
             if last.leader == iterator.number:
                 return self._fetch_again(iterator, last, now)
         anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
@@ -538,6 +552,8 @@ class StepCutter:
                 last.charge(now, OTHER)
             self._anchor = iterator.number
             return self._close("loader", True)
+        if unused and last.by_other_loader and not self._trained():
+            return now
         if not self._trained() and (anchor.exhausted or any(segment.fetches for segment in self._segments)):
             known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
             if known or (iterator.trained and not anchor.trained):
@@ -547,13 +563,23 @@ class StepCutter:
                 last.charge(now, OTHER)
                 self._anchor = iterator.number
                 return self._write_untrained("loader", live=True)
-        if inside and iterator.step_start == start and iterator.step_fetches >= 1:
+        alone = anchor.total <= iterator.beside  # else they take turns
+        if inside and alone and iterator.step_start == start and iterator.step_fetches >= 1:
             self._anchor = iterator.number
             return now if self._trained() else self._close("loader", True, now)
-        if complete and self._mark is None:
+        # A batch of the loader that trains, and an evaluation before it is trained on?
+        waits = last.fetches and not last.trained and not iterator.trained and len(self._segments) == 1
+        if (complete or (waits and (inside or iterator.evaluates))) and self._mark is None:
             self._divide(now, OTHER, "loader")
             self._segments[-1].by_other_loader = True
         return now
+
+    def _split_off_evaluation(self, last: Segment) -> None:
+        if self._trained():
+            self._split_off_last("loader")
+        else:
+            self._put_off, self._segments = self._segments[0], [last]
+        self._anchor = last.leader
 
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: whatever was said before, this is no evaluation."""
@@ -565,7 +591,7 @@ class StepCutter:
         seen = self._step_optimizers(self._segments[:-1]) if len(self._segments) > 1 else set()
         if self._mark is not None or identity not in seen:
             if self._cycle is not None and identity not in self._cycle:
-                self._cycle = None
+                self._cycle, self._uneven = None, True
             return
         last = self._segments[-1]
         if last.by_other_loader:
@@ -574,7 +600,12 @@ class StepCutter:
             if self._strays > STRAY_LIMIT:
                 self._anchor = last.leader
         elif self._without_loader():
-            self._cycle = None if self._accumulates else seen
+            if self._uneven and self._leading in seen and identity != self._leading:
+                return
+            self._uneven = self._uneven and self._leading in seen
+            if not self._uneven or len(seen) > 1:
+                self._cycle = None if self._accumulates else seen
+            self._leading = identity
             self._split_off_last("optimizer")
 
     def _trained(self) -> bool:
@@ -596,6 +627,8 @@ class StepCutter:
             self._open(self._close("optimizer", True), partial=False)
         else:
             self._divide(now, OTHER, "optimizer")
+            if self._uneven:
+                self.ask_use()
 
     def _complete(self, segment: Segment) -> bool:
         """Whether nothing more is expected of the segment before a boundary."""
@@ -608,12 +641,23 @@ class StepCutter:
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
         self._resting = None
+        put_off, self._put_off = self._put_off, None
+        if put_off is not None and self._segments:  # the evaluation is over
+            self._idle_since = self._segments[-1].end_ns
+            self._write_untrained("loader", live=False)
         if not self._segments:
             called = self._called_ns if self._idle_since is None else None
             since = self._idle_since if called is None else called
             if since is None:
                 since, self._opened_ns = self._made_ns, now
             segment = self._open(now if since is None else min(since, now), partial=since is None)
+            iterator = self._iterators.get((put_off and put_off.leader) or 0)
+            if put_off is not None and iterator is not None:
+                self._lead(segment, iterator)
+                for name in ("fetches", "samples", "last_samples", "last_batch", "first_batch"):
+                    setattr(segment, name, getattr(put_off, name))
+                self._anchor = iterator.number
+                iterator.step_start, iterator.step_fetches = segment.start_ns, segment.fetches
             if called is not None:
                 segment.knows_forward, segment.knows_wait = True, False
 
@@ -684,6 +728,8 @@ class StepCutter:
         return segment
 
     def _lead(self, segment: Segment, iterator: Iterator) -> None:
+        if self._put_off is not None and self._put_off.leader == iterator.number:
+            self._put_off = None
         segment.leader = iterator.number
         segment.epoch = iterator.epoch
         segment.last_batch = iterator.total - 1

@@ -188,7 +188,7 @@ class LoaderProbe(Probe):
         loader = self._iterated.get(serial, _UNKNOWN).loader
         early = number <= FIRST_LOOKS and self._looks.get(loader, 0) < LOOKS_AT_ONCE
         self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
-        self._began = now = monotonic_ns() + self._offset_ns
+        now = monotonic_ns() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
         if agent.framework_steps is not None:
@@ -196,6 +196,8 @@ class LoaderProbe(Probe):
         self._faults.fed = True
         self._faults.note(now)
         self._steps.fetch_start(serial, now)
+        if self._look:  # from here on it is of the step that it feeds
+            self._began = monotonic_ns() + self._offset_ns
         return serial
 
     def _after_next(self, token: int, batch: Any, error: BaseException | None) -> None:
@@ -254,9 +256,7 @@ class LoaderProbe(Probe):
         now = agent.clock.now()
         self._tell_deaths(now)
         serial = next(self._serials)
-        # Accelerate's loaders hand a batch out once the next one is there.
-        ahead = type(loader).__module__.startswith("accelerate.")
-        agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, ahead)
+        agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, _is_accelerates())
         return serial, now, loader
 
     def _after_make(self, token: tuple[int, int, Any], iterator: Any, error: BaseException | None) -> None:
@@ -323,6 +323,16 @@ class LoaderProbe(Probe):
         serial = next(self._serials)
         self._known[key] = (serial, reference)
         return serial
+
+
+def _is_accelerates() -> bool:
+    """Whether one of Accelerate's loaders asks its own for an iterator: it hands a batch out once the next is there."""
+    frame: Any = sys._getframe(1)
+    for _ in range(8):
+        if frame is None or frame.f_globals.get("__name__") == "accelerate.data_loader":
+            return frame is not None
+        frame = frame.f_back
+    return False
 
 
 def _struck_own_code() -> bool:
