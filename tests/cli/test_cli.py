@@ -113,6 +113,11 @@ def test_a_closed_pipe_ends_quietly(body: str) -> None:
             "stepscope: no space left on device; send the output elsewhere\n",
         ),
         ("stepscope --help > /dev/full", 4, "stepscope: no space left on device; send the output elsewhere\n"),
+        (
+            "mkdir gone; cd gone; rmdir ../gone; stepscope run -- true",
+            4,
+            "stepscope: No such file or directory; check that it is there, and its permissions\n",
+        ),
         ("stepscope analyze trace.json >&-", 0, ""),
         ("stepscope analyze trace.json 2>&-", 0, ""),
         ("stepscope analyze trace.json | true; exit ${PIPESTATUS[0]}", 141, ""),
