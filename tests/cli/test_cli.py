@@ -112,6 +112,8 @@ def test_a_closed_pipe_ends_quietly(body: str) -> None:
             4,
             "stepscope: no space left on device; send the output elsewhere\n",
         ),
+        ("stepscope runs . > /dev/full", 4, "stepscope: no space left on device; send the output elsewhere\n"),
+        ("stepscope runs . | true; exit ${PIPESTATUS[0]}", 141, ""),
         ("stepscope --help > /dev/full", 4, "stepscope: no space left on device; send the output elsewhere\n"),
         (
             "mkdir gone; cd gone; rmdir ../gone; stepscope run -- true",

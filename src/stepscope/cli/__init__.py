@@ -221,14 +221,15 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; raises `typer.Exit` with 130 on Ctrl-C and 141 on a closed pipe."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            try:
+                return super().invoke(ctx)
+            finally:  # also of a command that ends with a status
+                sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             _drop_stdout()
             raise typer.Exit(PIPE_CLOSED) from None
-        return result
 
 
 def _drop_stdout() -> None:

@@ -49,7 +49,7 @@ def one_line(text: object, limit: int = 2000) -> str:
 
 
 def harmless_json(data: bytes) -> bytes:
-    """The same JSON, with such characters as escapes of JSON's own; its encoder leaves those above ASCII as they are."""
+    """The same JSON, with such characters as escapes of its own; the encoder leaves those above ASCII as they are."""
     if data.isascii():
         return data
     text = data.decode("utf-8")
