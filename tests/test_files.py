@@ -7,11 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from stepscope.api import open_run
 from stepscope.dashboard.server import live
+from stepscope.errors import EnvironmentRefusal
 from stepscope.files import open_regular, read_small
+from stepscope.reduction.run import reduce_run
+from stepscope.tables.schema import SCHEMAS
 from tests.builders import T0
 from tests.run_folders import make_run_folder
 
@@ -65,6 +69,27 @@ def test_a_folder_of_a_run_that_leads_out_of_it_is_not_read(tmp_path: Path) -> N
     other = make_run_folder(tmp_path, name="other", rank=1)
     (run / "rank-1").symlink_to(other / "rank-1")
     assert [rank.rank for rank in open_run(run).tables.ranks] == [0]
+
+
+def test_nothing_is_written_out_of_a_run_folder(tmp_path: Path) -> None:
+    run, kept = make_run_folder(tmp_path), tmp_path / "kept"
+    kept.mkdir()
+    (kept / "mine").write_text("mine")
+    for name in ("tables", "reduced"):
+        (run / name).symlink_to(kept)
+    assert open_run(run).report().schema
+    with pytest.raises(EnvironmentRefusal, match="link"):
+        reduce_run(run)
+    assert [path.name for path in kept.iterdir()] == ["mine"]
+    (run / "tables").unlink()
+    (run / "tables").mkdir()
+    (run / "tables" / "tables.json.part").symlink_to(kept / "mine")
+    pipe(run / "tables" / "nodes.parquet")
+    for name in sorted({*SCHEMAS} - {"nodes"}):
+        (run / "tables" / f"{name}.parquet").symlink_to(kept / "mine")
+    assert open_run(run).report().schema
+    assert (kept / "mine").read_text() == "mine"
+    assert all(pl.read_parquet(run / "tables" / f"{name}.parquet").columns for name in SCHEMAS)
 
 
 def test_links_that_the_user_names_are_followed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ opens tags; once all of them, and once without those by which facts are worded, 
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.model.sampled import SampledViews
 from stepscope.report import experiment_report
 from stepscope.report.document import build
+from stepscope.report.values import json_bytes
 from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
 from tests.report import fabricate_experiment as tried
@@ -127,3 +129,11 @@ def test_an_experiment_is_shown_not_obeyed(tmp_path: Path, encoding: str) -> Non
     report = build(analysis(tmp_path), Diagnosis((), ()))
     document = experiment_report.experiment_document(found)
     no_markup(page_of(experiment_report.with_experiment(report, document)))
+
+
+def test_json_on_a_terminal_is_obeyed_no_more_than_text() -> None:
+    names = ["\x9b31m\u202e\u2066\ufeff\U000e0041", "é → 一 😀\n", "\x1b[2J\x7f"]
+    data = json_bytes({"names": names})
+    assert json.loads(data) == {"names": names}
+    assert "é → 一 😀" in data.decode()
+    assert not [one for one in data.decode() if unicodedata.category(one) in ("Cc", "Cf") and one not in "\n\x7f"]

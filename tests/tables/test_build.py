@@ -50,6 +50,15 @@ def trace(*slices: dict[str, Any], base: int = 0) -> bytes:
     return json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}).encode()
 
 
+def test_a_rank_whose_journal_is_lost_has_the_steps_of_its_trace_beside_metrics_and_stacks(tmp_path: Path) -> None:
+    marks = [{"name": f"ProfilerStep#{n}", "cat": "user_annotation", "ts": 1000 * n, "dur": 900} for n in range(4)]
+    parts = {"events": EVENTS, "stacks_raw": RAW, "traces": {"trace-0.pt.trace.json": trace(*marks, base=T0)}}
+    built = build(tmp_path, steps=[], **parts)
+    assert built.steps["step"].to_list() == [0, 1, 2, 3]
+    assert built.steps["fetches"].null_count() == 4
+    assert built.metrics["name"].to_list() == ["loss", "loss"]
+
+
 def notes(result: Tables) -> str:
     return "\n".join(note.text for note in result.quality.notes)
 

@@ -221,15 +221,20 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; raises `typer.Exit` with 130 on Ctrl-C and 141 on a closed pipe."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            try:
+                return super().invoke(ctx)
+            finally:  # also of a command that ends with a status
+                sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # the interpreter flushes stdout once more at exit, which would print a second error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(PIPE_CLOSED) from None
-        return result
+
+
+def _drop_stdout() -> None:
+    """What is still to be written goes nowhere: stdout is flushed once more at exit, which would be a second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load(name: str, command: Command) -> Any:
@@ -289,11 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"{error.format_message().rstrip('.')}; see `{command} --help`")
         status = UsageError.exit_code
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        what = f" for {error.filename}" if error.filename else ""
-        say(f"no space left on device{what}; send the output elsewhere")
+        full = error.errno == errno.ENOSPC
+        if full and not error.filename:
+            _drop_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        what = "no space left on device; send the output elsewhere"
+        say(where + (what if full else f"{error.strerror or error}; check that it is there, and its permissions"))
         status = EnvironmentRefusal.exit_code
+    except KeyboardInterrupt:  # before a command was found
+        status = INTERRUPTED
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -71,7 +71,7 @@ def runs(
     by how much and by what cause, when it was last seen. It is made of the verdicts in the runs' report.json; a run
     without one is named as not judged.
 
-    The exit status is 3 where something could not be deleted.
+    The exit status is 4 where something could not be deleted.
     """
     from stepscope.api import ReadOptions
     from stepscope.dashboard.server import catalog

@@ -131,8 +131,7 @@ def _raw(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> RawRun:
         own = [rows for name, rows in traces if name == rank.name]
         steps = sorted((row for rows in own for row in rows.steps), key=lambda row: int(row["start_ns"]))
         info = rank.info or next(({"world_size": rows.world_size, "device": rows.device} for rows in own), None)
-        steps_read = rank.steps or tuple({"device_ns": None, **row} for row in steps)
-        ranks_read.append(replace(rank, traces=(), steps=steps_read, info=info))
+        ranks_read.append(replace(rank, traces=(), steps=rank.steps or tuple(steps), info=info))
     return replace(raw, ranks=tuple(ranks_read))
 
 

@@ -9,6 +9,7 @@ recording is ever unpickled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -92,6 +93,8 @@ def reduce_plans(
     lost = 0
     if todo:
         try:
+            if target.is_symlink():  # of a run that came from elsewhere it could lead anywhere
+                raise NotADirectoryError(errno.ENOTDIR, "a symbolic link")
             target.mkdir(parents=True, exist_ok=True)
             for path in target.glob(f".*{PART}"):
                 with contextlib.suppress(OSError):  # another is at it

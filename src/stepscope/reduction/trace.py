@@ -145,7 +145,7 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
     stored = ingest(_Essentials(ref.path), None)
     read, frames = load(stored, rank, ref, 0, None)
     if not rank.steps:
-        rank = replace(rank, steps=tuple({"device_ns": None, **row} for row in read.steps))
+        rank = replace(rank, steps=tuple(read.steps))
     hosts = (RawHost(host, {}),) if recorded else ()
     alone = replace(rank, traces=(), journal=(), metrics=())
     tables = build(RawRun(Path(), hosts, (alone,), Losses()))

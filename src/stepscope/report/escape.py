@@ -9,6 +9,7 @@ reads none; HTML is escaped on top by `markup`.
 from __future__ import annotations
 
 import html
+import json
 import re
 
 # C0 and C1 controls, soft hyphen, zero-width and directional characters, line and paragraph separators, byte-order
@@ -45,6 +46,14 @@ def plain(text: object, limit: int = LONGEST) -> str:
 def one_line(text: object, limit: int = 2000) -> str:
     """Like `plain`, but line breaks become spaces: for sentences that we wrote ourselves."""
     return plain(" ".join(str(text).split()), limit)
+
+
+def harmless_json(data: bytes) -> bytes:
+    """The same JSON, with such characters as escapes of its own; the encoder leaves those above ASCII as they are."""
+    if data.isascii():
+        return data
+    text = data.decode("utf-8")
+    return _UNSAFE.sub(lambda found: found[0] if found[0] < " " else json.dumps(found[0])[1:-1], text).encode("utf-8")
 
 
 def markup(text: object, limit: int = LONGEST) -> str:

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from stepscope.report.escape import harmless_json
+
 MAX_TEXT = 4_000  # characters of one string
 
 
 def json_bytes(document: Any) -> bytes:
-    """Indented UTF-8 JSON that ends in a line break."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    """Indented UTF-8 JSON that ends in a line break; a terminal that shows it obeys nothing in it."""
+    return harmless_json(msgspec.json.format(msgspec.json.encode(document), indent=1)) + b"\n"
 
 
 def plain_rows(records: Iterable[Any], limit: int) -> list[dict[str, Any]]:

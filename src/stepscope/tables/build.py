@@ -7,6 +7,8 @@ version and what is no table. It is removed first and written last, so an interr
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -90,7 +92,7 @@ def _with_trace_steps(raw: RawRun, traces: EventsTable, options: BuildOptions) -
         if rank.steps:
             return tuple(chosen(list(rank.steps), options.steps))
         rows = [row for trace in traces.read if trace.rank.name == rank.name for row in trace.steps]
-        return tuple({"device_ns": None, **row} for row in sorted(rows, key=lambda row: int(row["start_ns"])))
+        return tuple(sorted(rows, key=lambda row: int(row["start_ns"])))
 
     return replace(raw, ranks=tuple(replace(rank, steps=steps_of(rank)) for rank in raw.ranks))
 
@@ -193,17 +195,25 @@ TABLES_INDEX = "tables.json"
 
 
 def write(tables: Tables, folder: Path) -> Path:
-    """Write every table to `folder`/tables and return that folder; raises OSError."""
+    """Write every table to `folder`/tables and return that folder; raises OSError, also where a link leads elsewhere.
+
+    What lies there is not written into but exchanged: it may be a link, or a pipe, or another command may read it.
+    """
     target = folder / FOLDER
+    if target.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
     target.mkdir(parents=True, exist_ok=True)
     (target / TABLES_INDEX).unlink(missing_ok=True)
     for name in SCHEMAS:
-        write_parquet(getattr(tables, name), target / f"{name}.parquet")
+        file = target / f"{name}.parquet"
+        file.unlink(missing_ok=True)
+        write_parquet(getattr(tables, name), file)
     index = {
         "schema": TABLES_SCHEMA,
         **{name: getattr(tables, name) for name in ("run", "quality", "ranks", "manifests")},
     }
     part = target / f"{TABLES_INDEX}.part"
+    part.unlink(missing_ok=True)
     part.write_bytes(msgspec.json.encode(index))
     part.replace(target / TABLES_INDEX)
     return target

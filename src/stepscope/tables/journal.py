@@ -15,6 +15,7 @@ import polars as pl
 
 from stepscope.read.raw import RawHost, RawRank
 from stepscope.read.text import integer, length_ns, moment_ns, number, string
+from stepscope.schema import STEP_COLUMNS
 from stepscope.tables.arrays import NONE, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import SCHEMAS
@@ -144,9 +145,10 @@ def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
     ]
     found.sort(key=lambda step: step[0])
     following = [*[start for start, *_ in found[1:]], None]
-    row = {"kind": "train", "first_batch": False, "in_window": True, "signal": "profiler_step"}
+    told = {"kind": "train", "first_batch": False, "in_window": True, "signal": "profiler_step"}
+    row = {**dict.fromkeys(STEP_COLUMNS), **told}
     return [
-        {"step": number, "start_ns": start, "wall_ns": wall, **row}
+        {**row, "step": number, "start_ns": start, "wall_ns": wall}
         for (start, end, number), after in zip(found, following, strict=False)
         if (wall := (end if after is None else min(end, after)) - start) > 0
     ]

@@ -150,7 +150,7 @@ class Catalog:
             return
         children = _children(folder)
         kind = next(
-            (kind for kind, names in SEARCHES.items() if any((folder / name).is_file() for name in names)), None
+            (kind for kind, names in SEARCHES.items() if any(os.path.isfile(folder / name) for name in names)), None
         )
         if kind is not None and (folder / SEARCH_RUNS).is_dir():
             yield _place(folder, top, kind)
