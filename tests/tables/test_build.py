@@ -225,6 +225,12 @@ def test_runs_without_steps(tmp_path: Path, torch: bool | None, reported: bool, 
     assert result.steps.height == 0
 
 
+def test_a_run_within_its_own_profiler_says_why_no_step_is_known(tmp_path: Path):
+    said = notes(build(tmp_path, steps=[], events=[{"kind": "suspended", "reason": "user profiler records stacks"}]))
+    assert "leave out with_stack" in said
+    assert "stepscope.step()" not in said
+
+
 def test_store_round_trip(tmp_path: Path):
     content = trace({"name": "é\x1b[31m", "ts": 1, "dur": 1})
     built = build(tmp_path, stacks_raw=RAW, system=SYSTEM, events=EVENTS, traces={"trace-0.json": content})
