@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     CAUSES,
     CONFIDENCE,
     REPORT_FLOOR,
+    SEVERITY,
     STEPS,
     Claim,
     Known,
@@ -55,6 +56,9 @@ class PYTHON(Thresholds):
     of_call: float = 0.2  # of all that runs in the call: with less the call is not about Python; chosen, untuned
     unknown: float = 0.5  # of the cost: with more of it not told from operators nobody knows that it is Python
     doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
+    # Of the step, at a line of the loop that leads to training: less is the way into torch, some 10 us a call, which
+    # is 5 % of a step of 0.2 ms and cannot be left out; chosen, untuned.
+    way_in: float = SEVERITY.warning
 
 
 class IO(Thresholds):
@@ -198,6 +202,8 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         if _told(told, fact.place, fact.call) or (fact.inside_loop is not None and spot(fact.inside_loop) in explained):
+            continue
+        if fact.call is None and fact.entry is None and fact.share < PYTHON.way_in:
             continue
         line = spot(fact.place)
         struck_ms = min(fact.ms_per_step, collected.get(line, 0.0))

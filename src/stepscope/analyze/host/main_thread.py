@@ -1,10 +1,10 @@
 """What holds the main thread that is no training: Python, file I/O, collections of garbage, regions, tools that log.
 
 **Python.** A sample is torch's when torch is below the user's line, and Python's when its innermost frame is in the
-standard library or in a library that knows no tensors. Elsewhere the sampler cannot tell `x @ w` from arithmetic in
-Python, as C calls have no frame; the window can: it knows which part of the innermost function's own time passed inside
-torch operators, and that part is taken off. What no window saw stays unknown: it counts where the whole call could be
-spared, and is said. Where the user's line only leads to training the place is the library's, and the line is where it
+standard library, in a library that knows no tensors, or below a tensor that is written out as text. Elsewhere the
+sampler cannot tell `x @ w` from arithmetic in Python, as C calls have no frame; the window can: it knows which part of
+the innermost function's own time passed inside torch operators, and that part is taken off. What no window saw stays
+unknown: it counts where the whole call could be spared, and is said. Where the user's line only leads to training the place is the library's, and the line is where it
 was entered; what a library's modules do is their operators' work. Data wait and file I/O are left out.
 
 **File I/O**, blocking, inside training steps, from three sources, best first: `torch.save` calls the journal timed,
@@ -251,6 +251,7 @@ def _from_samples(rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
 
 
 MAX_FACTS = 60
+_SLEEPS = re.compile(r"\b(sleep)\(")  # a call of C, which no frame shows
 
 
 def python_facts(
@@ -264,6 +265,10 @@ def python_facts(
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, context.lines).select("row"), on="row", how="anti")
     rows = _weigh(rows, window, samples.code, calls.own).filter(pl.col("weight") > 0)
+    asleep = lines_with(rows.filter(pl.col("below_function").is_null()), context.lines, _SLEEPS)
+    rows = rows.join(asleep, on=["user_file", "user_line"], how="left", maintain_order="left").with_columns(
+        waiting=pl.col("waiting") | (pl.col("by_text").is_not_null() & pl.col("below_function").is_null())
+    )
     inside = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
     for index, loop in enumerate(loops or ()):
         own = stacks_in(samples, loop).cast(pl.UInt32).alias("row")
@@ -335,9 +340,14 @@ def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own
     ).join(_python_fractions(window, code), on=["file", "name"], how="left")
     on_top = pl.col("below_function").is_null()
     torch = is_torch(pl.col("below_file").fill_null("")) | is_torch(pl.col("leaf_file").fill_null(""))
+    as_text = short(pl.col("below_function")).is_in(["__repr__", "__format__"]) & pl.col("below_file").str.ends_with(
+        "torch/_tensor.py"
+    )
     of_model = pl.col("in_module") | (pl.col("library_file").is_not_null() & (pl.col("phase") == OPTIMIZER))
     known = (
-        pl.when(~on_top & (torch | of_model))
+        pl.when(as_text.fill_null(False))
+        .then(1.0)
+        .when(~on_top & (torch | of_model))
         .then(0.0)
         .when(~on_top & pl.col("plain").fill_null(False))
         .then(1.0)
