@@ -42,6 +42,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.counted import things
+from stepscope.model.metrics import ANOMALY
 
 
 class LOOP(Thresholds):
@@ -61,6 +62,11 @@ class PYTHON(Thresholds):
     way_in: float = SEVERITY.warning
 
 
+class ANOMALIES(Thresholds):
+    # Of the backward pass: looking for NaN in every gradient, three operators beside one or two for a node
+    checks: float = 0.5
+
+
 class IO(Thresholds):
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
@@ -72,7 +78,14 @@ class DRIFT(Thresholds):
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
-LOGGED = Need("a logging tool in the sampled stacks", lambda a: a.logging, quiet=True)
+LOGGED = Need(
+    "a logging tool in the sampled stacks", lambda a: [one for one in a.logging or () if one.tool != ANOMALY], quiet=True
+)
+DETECTING = Need(
+    "anomaly detection in the sampled stacks",
+    lambda a: [one for one in a.logging or () if one.tool == ANOMALY],
+    quiet=True,
+)
 STACKS = Need("sampled stacks of steady steps", lambda a: a.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda a: a.loops is not None, traced=always)
 PYTHON_TOLD = Need(
@@ -339,6 +352,38 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
             caveat=f"What is logged less often is seen less often.{words}",
             falsified_by=f"With {one.tool} switched off, the mean step does not get shorter",
         )
+
+
+@rule("host.anomaly_detection", STEPS, DETECTING, learn="https://pytorch.org/docs/stable/autograd.html#anomaly-detection")
+def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
+    train, found = STEPS.of(analysis), DETECTING.of(analysis)
+    cost, samples = sum(one.ms_per_step for one in found), sum(one.samples for one in found)
+    if samples < PYTHON.samples:
+        return
+    where = tuple(one.place for one in found[: PYTHON.lines_shown] if one.place is not None)
+    doubt, words = device_doubt(analysis)
+    backward = sum(part.ms for part in train.partition if part.category == "backward")
+    most = sum(one.at_most_ms_per_step for one in found) + ANOMALIES.checks * backward
+    source = f"{stacks_source(analysis)}, {things(samples, 'sample')}"
+    yield Claim(
+        title=f"Torch's anomaly detection is on: it keeps the Python stack of every operator, "
+        f"{clip_share(cost, train.mean_ms):.0%} of the step{at(*where)}",
+        steps=train,
+        cost_ms=cost,
+        ceiling_ms=gains.without_main(analysis, most),
+        levels=(sampled_confidence(samples), *doubt),
+        where=where,
+        key="stacks",
+        evidence=(
+            ms("main thread in torch.fx.traceback.format_stack", cost, source),
+            ms("backward pass, in which every gradient is looked at as well", backward, steps_source(train)),
+        ),
+        fix="Leave out torch.autograd.set_detect_anomaly(True) or detect_anomaly() where no NaN is being looked for: "
+        "put it around one bad step alone",
+        caveat="The cost counts the stacks alone, the ceiling half of the backward pass besides. Without it a NaN in "
+        f"the backward pass raises no error.{words}",
+        falsified_by="With torch.autograd.set_detect_anomaly(False) the mean step does not get shorter",
+    )
 
 
 _SAVES = ("torch.save", "save", "save_checkpoint", "save_pretrained", "save_file")

@@ -42,7 +42,7 @@ from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, pyt
 from stepscope.model import IoFacts, LoopFacts, Place, PythonFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import PauseFacts, PauseLine
-from stepscope.model.metrics import LoggingCost
+from stepscope.model.metrics import ANOMALY, LoggingCost
 from stepscope.tables.arrays import NONE
 from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.phases import OPTIMIZER
@@ -477,16 +477,21 @@ TOOLS: dict[str, re.Pattern[str]] = {
         "Neptune": r"neptune(_scale)?/",
         "Aim": r"aim/sdk/",
         "Lightning's ThroughputMonitor": r"\w*lightning/(\w+/)*throughput\w*\.py",
+        ANOMALY: r"torch/fx/traceback\.py",
         "Lightning's loggers": r"\w*lightning/(\w+/)?(loggers|trainer/connectors/logger_connector)/",
     }.items()
 }
+
+
+_DETECTS = re.compile(r"\b(?:set_)?detect_anomaly\(")
 
 
 def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
     """What logging takes of the main thread: one for each tool and the user's line that it is called from, costliest
     first; None without stacks in steady steps.
 
-    A tool that reads numbers of a device waits for all work queued on it, so its cost is mostly waiting.
+    A tool that reads numbers of a device waits for all work queued on it, so its cost is mostly waiting. Anomaly
+    detection is one as well: it keeps the stack of every operator. Its line is the one that switches it on.
     """
     samples = context.sampled
     if samples is None or calls is None:
@@ -501,6 +506,16 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
     tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
     rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
+    switches = [
+        (file, number, "")
+        for file, text in context.sources.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if _DETECTS.search(line) and not line.lstrip().startswith("#")
+    ]
+    if len(switches) == 1:  # else it is told at the lines that run the operators
+        detecting = pl.col("tool") == names.index(ANOMALY)
+        at = zip(("user_file", "user_line", "user_function"), switches[0], strict=True)
+        rows = rows.with_columns(pl.when(detecting).then(pl.lit(value)).otherwise(name).alias(name) for name, value in at)
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):
         first, share, count = own.row(0, named=True), calls.time.share(own), int(own["samples"].sum())
@@ -509,7 +524,7 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
         cost = LoggingCost(
             tool=names[first["tool"]],
             function=tree.frames[tree.frame[top["entered"][0]]].function,
-            place=Place(*line) if line[0] else None,
+            place=Place(*line[:2], line[2] or None) if line[0] else None,
             ms_per_step=share.ms,
             at_most_ms_per_step=share.at_most_ms,
             samples=count,
