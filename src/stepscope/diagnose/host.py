@@ -79,7 +79,9 @@ class DRIFT(Thresholds):
 
 
 LOGGED = Need(
-    "a logging tool in the sampled stacks", lambda a: [one for one in a.logging or () if one.tool != ANOMALY], quiet=True
+    "a logging tool in the sampled stacks",
+    lambda a: [one for one in a.logging or () if one.tool != ANOMALY],
+    quiet=True,
 )
 DETECTING = Need(
     "anomaly detection in the sampled stacks",
@@ -354,7 +356,9 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-@rule("host.anomaly_detection", STEPS, DETECTING, learn="https://pytorch.org/docs/stable/autograd.html#anomaly-detection")
+@rule(
+    "host.anomaly_detection", STEPS, DETECTING, learn="https://pytorch.org/docs/stable/autograd.html#anomaly-detection"
+)
 def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
     train, found = STEPS.of(analysis), DETECTING.of(analysis)
     cost, samples = sum(one.ms_per_step for one in found), sum(one.samples for one in found)

@@ -276,8 +276,8 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
         ]
     if any(_events(rank, "suspended") for rank in raw.ranks):
         text = (
-            "no step was seen: the script's own profiler recorded stacks all the time, and nothing of ours may stand on "
-            "them; profile a few steps (torch.profiler.schedule), or leave out with_stack"
+            "no step was seen: the script's own profiler recorded stacks all the time, and nothing of ours may stand "
+            "on them; profile a few steps (torch.profiler.schedule), or leave out with_stack"
         )
     elif raw.ranks or any(process.torch for process in everyone):
         text = (

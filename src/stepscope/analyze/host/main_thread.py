@@ -4,8 +4,9 @@
 standard library, in a library that knows no tensors, or below a tensor that is written out as text. Elsewhere the
 sampler cannot tell `x @ w` from arithmetic in Python, as C calls have no frame; the window can: it knows which part of
 the innermost function's own time passed inside torch operators, and that part is taken off. What no window saw stays
-unknown: it counts where the whole call could be spared, and is said. Where the user's line only leads to training the place is the library's, and the line is where it
-was entered; what a library's modules do is their operators' work. Data wait and file I/O are left out.
+unknown: it counts where the whole call could be spared, and is said. Where the user's line only leads to training the
+place is the library's, and the line is where it was entered; what a library's modules do is their operators' work. Data
+wait and file I/O are left out.
 
 **File I/O**, blocking, inside training steps, from three sources, best first: `torch.save` calls the journal timed,
 built-in I/O functions the window timed, and sampled stacks that stand in an I/O function or on a line whose text makes
@@ -513,9 +514,11 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
         if _DETECTS.search(line) and not line.lstrip().startswith("#")
     ]
     if len(switches) == 1:  # else it is told at the lines that run the operators
-        detecting = pl.col("tool") == names.index(ANOMALY)
-        at = zip(("user_file", "user_line", "user_function"), switches[0], strict=True)
-        rows = rows.with_columns(pl.when(detecting).then(pl.lit(value)).otherwise(name).alias(name) for name, value in at)
+        columns = ("user_file", "user_line", "user_function")
+        rows = rows.with_columns(
+            pl.when(pl.col("tool") == names.index(ANOMALY)).then(pl.lit(value)).otherwise(column).alias(column)
+            for column, value in zip(columns, switches[0], strict=True)
+        )
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):
         first, share, count = own.row(0, named=True), calls.time.share(own), int(own["samples"].sum())
