@@ -485,7 +485,8 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
         + (f", most of it in {phase}" if named else ""),
         steps=train,
         cost_ms=lost_ms,
-        ceiling_ms=gains.without_main(analysis, lost_ms),
+        # long steps beside the growth may be of it: they have more to do as well
+        ceiling_ms=gains.without_main(analysis, max(lost_ms, train.mean_ms - drift.early_ms)),
         levels=("medium", *doubt),
         where=tuple(line.place for line in drift.lines),
         evidence=(
