@@ -194,7 +194,7 @@ WIDE = WideGradients(
     at_most_ms_per_step=5.0,
 )
 _KNOWN: dict[str, Any] = {"run": "", "traces": ("rank-0/span1",), "ranks": (0,), "steps": 3, "step_ms": STEP_MS}
-_KNOWN |= {"on_device": False, **dict.fromkeys(("gpus", "extra_calls", "wide_gradients", "copies"), ())}
+_KNOWN |= {"on_device": False, **dict.fromkeys(("gpus", "extra_calls", "wide_gradients", "wasted", "copies"), ())}
 _KNOWN |= dict.fromkeys(("has_steps", "modules", "types", "shapes", "numbered", "functions"), True)
 NOTHING = blank(PassFacts, **_KNOWN)
 EVALUATION, COPIED, GRADIENTS = "host.evaluation_in_step", "host.model_copied_in_step", "memory.short_lived_gradients"

@@ -249,6 +249,24 @@ def test_what_handing_over_takes_is_no_gain_of_workers() -> None:
     assert big_step({name: 10 * count for name, count in content.items()}) is None
 
 
+def test_a_loader_of_validation_is_none_that_training_waits_for() -> None:
+    """Between two steps the recorder works: a fetch that begins with it ends in the step it is for."""
+    steps = step_rows(80, data_wait_ms=60, forward_ms=30, backward_ms=0, optimizer_ms=0, other_ms=10)
+    made = {"kind": "loader", "num_workers": 0, "batch_size": 32}
+    journal: list[dict[str, Any]] = []
+    for row in steps:
+        validates = row["step"] % 2 == 1
+        row["kind"] = "eval" if validates else "train"
+        row["start_ns"], row["wall_ns"] = row["start_ns"] + MS, row["wall_ns"] - MS
+        fetched = {"kind": "batch", "time_ns": row["start_ns"] - MS, "duration_ns": (1 + validates) * 30 * MS}
+        journal.append({**fetched, **SMALL, "id": 1 + validates})
+    for number in (1, 2):
+        site = {"kind": "site", "what": "DataLoader", "file": TRAIN, "line": 70 + number, "id": number, "dataset": 5}
+        journal += [site, {**made, "id": number, "dataset": 5, "time_ns": T0 + (number - 2) * 2 * MS}]
+    finding = some(told(make_tables(steps=steps, journal=journal), RULE))
+    assert (finding.where[0].line, values(finding)["tensors of a batch"]) == (71, 2)
+
+
 def one_rank(**more: Any) -> Analysis:
     """Steps of 100 ms whose main thread has a core at any time, with more than it needs; `more` is of the pipeline."""
     analysis = analyze(make_tables(steps=step_rows(40, data_wait_ms=10, forward_ms=90, backward_ms=0)))

@@ -54,7 +54,7 @@ def test_the_training_process_loads_itself() -> None:
     assert finding.gain_ceiling == pytest.approx(0.6, abs=0.005)
     assert finding.severity == "critical"
     first = finding.where[0]
-    assert (first.file, first.line, first.function) == (scenes.TRAIN, 30, "PngFolder.__getitem__")
+    assert (first.file, first.line, first.function) == (scenes.TRAIN, 12, "augment")
     assert {place.line for place in finding.where} == {30, 31, 12, 75}
     assert "num_workers=3" in finding.fix
     assert "train.py:75" in finding.fix
@@ -65,7 +65,7 @@ def test_the_training_process_loads_itself() -> None:
 @pytest.mark.parametrize(
     ("scene", "title", "fix"),
     [
-        ({"workers": 2, "busy": 95, "affinity": 2}, "no core is left", "train.py:30"),
+        ({"workers": 2, "busy": 95, "affinity": 2}, "no core is left", "train.py:12"),
         ({"workers": 4, "busy": 20, "affinity": 8}, "parked", "keep more in reserve"),
     ],
 )

@@ -195,3 +195,20 @@ def test_logging_that_costs_little_and_a_script_of_such_a_name_are_no_finding() 
         sampled(("log (/home/user/project/wandb/mine.py:70)", 100)),
     ):
         assert [one for one in found.findings if one.rule == "host.logging"] == []
+
+
+def test_anomaly_detection_that_was_left_on_is_told() -> None:
+    found = sampled(("format_stack (/venv/lib/python3.11/site-packages/torch/fx/traceback.py:497)", 100))
+    (finding,) = found.findings
+    assert finding.rule == "host.anomaly_detection"
+    assert finding.where[0].line == 40
+    assert finding.share == pytest.approx(0.2, abs=0.05)
+
+
+def test_tensors_that_are_written_as_text_are_python() -> None:
+    torch = "/venv/lib/python3.11/site-packages/torch"
+    written, computed = (
+        sampled((f"{function} ({torch}/_tensor.py:570)", 100)) for function in ("Tensor.__repr__", "Tensor.__rpow__")
+    )
+    assert [one.rule for one in written.findings] == ["host.python_on_critical_path"]
+    assert computed.findings == ()

@@ -98,13 +98,16 @@ def test_clock_of_the_trace_is_moved_to_the_journals(tmp_path: Path, count: int,
     assert result.events["start_ns"].to_list() == [end - 500_000 + moved for end in ends]
 
 
-@pytest.mark.parametrize(("lasts_us", "behind_us", "is_moved"), [(1_900, 1_400, False), (60_000, 40_000, True)])
+@pytest.mark.parametrize(
+    ("lasts_us", "behind_us", "held_up_us", "is_moved"),
+    [(1_900, 1_400, 0, False), (60_000, 40_000, 0, True), (1_900, 1_400, 8_000, False)],
+)
 def test_hooks_that_take_long_under_a_profiler_are_no_sign_of_a_clock(
-    tmp_path: Path, lasts_us: int, behind_us: int, is_moved: bool
+    tmp_path: Path, lasts_us: int, behind_us: int, held_up_us: int, is_moved: bool
 ):
     """On a slow host they end 1.4 ms behind the boundary: moved by as much, copies would lie in no step.
 
-    That it lies within a long update says nothing.
+    That it lies within a long update says nothing, and neither does a step whose hooks had to wait for a core.
     """
     steps = step_rows(3, in_window=True)
     slices = [
@@ -112,9 +115,9 @@ def test_hooks_that_take_long_under_a_profiler_are_no_sign_of_a_clock(
             "name": "Optimizer.step#SGD.step",
             "cat": "user_annotation",
             "ts": (end - T0) / 1000 + behind_us - lasts_us,
-            "dur": lasts_us,
+            "dur": lasts_us + held_up_us * (number == 1),
         }
-        for end in (row["start_ns"] + row["wall_ns"] for row in steps)
+        for number, end in enumerate(row["start_ns"] + row["wall_ns"] for row in steps)
     ]
     result = build(tmp_path, steps=steps, traces={"trace-0.json": trace(*slices, base=T0)})
     assert ("clock" in notes(result)) is is_moved
@@ -229,6 +232,12 @@ def test_runs_without_steps(tmp_path: Path, torch: bool | None, reported: bool, 
     assert said in notes(result)
     assert unsaid not in notes(result)
     assert result.steps.height == 0
+
+
+def test_a_run_within_its_own_profiler_says_why_no_step_is_known(tmp_path: Path):
+    said = notes(build(tmp_path, steps=[], events=[{"kind": "suspended", "reason": "user profiler records stacks"}]))
+    assert "leave out with_stack" in said
+    assert "stepscope.step()" not in said
 
 
 def test_store_round_trip(tmp_path: Path):

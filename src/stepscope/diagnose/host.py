@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     CAUSES,
     CONFIDENCE,
     REPORT_FLOOR,
+    SEVERITY,
     STEPS,
     Claim,
     Known,
@@ -41,6 +42,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.counted import things
+from stepscope.model.metrics import ANOMALY
 
 
 class LOOP(Thresholds):
@@ -55,6 +57,14 @@ class PYTHON(Thresholds):
     of_call: float = 0.2  # of all that runs in the call: with less the call is not about Python; chosen, untuned
     unknown: float = 0.5  # of the cost: with more of it not told from operators nobody knows that it is Python
     doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
+    # Of the step, at a line of the loop that leads to training: less is the way into torch, some 10 us a call, which
+    # is 5 % of a step of 0.2 ms and cannot be left out; chosen, untuned.
+    way_in: float = SEVERITY.warning
+
+
+class ANOMALIES(Thresholds):
+    # Of the backward pass: looking for NaN in every gradient, three operators beside one or two for a node
+    checks: float = 0.5
 
 
 class IO(Thresholds):
@@ -68,7 +78,16 @@ class DRIFT(Thresholds):
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
-LOGGED = Need("a logging tool in the sampled stacks", lambda a: a.logging, quiet=True)
+LOGGED = Need(
+    "a logging tool in the sampled stacks",
+    lambda a: [one for one in a.logging or () if one.tool != ANOMALY],
+    quiet=True,
+)
+DETECTING = Need(
+    "anomaly detection in the sampled stacks",
+    lambda a: [one for one in a.logging or () if one.tool == ANOMALY],
+    quiet=True,
+)
 STACKS = Need("sampled stacks of steady steps", lambda a: a.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda a: a.loops is not None, traced=always)
 PYTHON_TOLD = Need(
@@ -203,6 +222,8 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         if _told(told, fact.place, fact.call) or (fact.inside_loop is not None and spot(fact.inside_loop) in explained):
+            continue
+        if fact.call is None and fact.entry is None and fact.share < PYTHON.way_in:
             continue
         line = spot(fact.place)
         struck_ms = min(fact.ms_per_step, collected.get(line, 0.0))
@@ -340,6 +361,40 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
+@rule(
+    "host.anomaly_detection", STEPS, DETECTING, learn="https://pytorch.org/docs/stable/autograd.html#anomaly-detection"
+)
+def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
+    train, found = STEPS.of(analysis), DETECTING.of(analysis)
+    cost, samples = sum(one.ms_per_step for one in found), sum(one.samples for one in found)
+    if samples < PYTHON.samples:
+        return
+    where = tuple(one.place for one in found[: PYTHON.lines_shown] if one.place is not None)
+    doubt, words = device_doubt(analysis)
+    backward = sum(part.ms for part in train.partition if part.category == "backward")
+    most = sum(one.at_most_ms_per_step for one in found) + ANOMALIES.checks * backward
+    source = f"{stacks_source(analysis)}, {things(samples, 'sample')}"
+    yield Claim(
+        title=f"Torch's anomaly detection is on: it keeps the Python stack of every operator, "
+        f"{clip_share(cost, train.mean_ms):.0%} of the step{at(*where)}",
+        steps=train,
+        cost_ms=cost,
+        ceiling_ms=gains.without_main(analysis, most),
+        levels=(sampled_confidence(samples), *doubt),
+        where=where,
+        key="stacks",
+        evidence=(
+            ms("main thread in torch.fx.traceback.format_stack", cost, source),
+            ms("backward pass, in which every gradient is looked at as well", backward, steps_source(train)),
+        ),
+        fix="Leave out torch.autograd.set_detect_anomaly(True) or detect_anomaly() where no NaN is being looked for: "
+        "put it around one bad step alone",
+        caveat="The cost counts the stacks alone, the ceiling half of the backward pass besides. Without it a NaN in "
+        f"the backward pass raises no error.{words}",
+        falsified_by="With torch.autograd.set_detect_anomaly(False) the mean step does not get shorter",
+    )
+
+
 _SAVES = ("torch.save", "save", "save_checkpoint", "save_pretrained", "save_file")
 _READS = (
     *("open", "read", "readline", "readlines", "readinto", "read_text", "read_bytes"),
@@ -435,7 +490,8 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
         + (f", most of it in {phase}" if named else ""),
         steps=train,
         cost_ms=lost_ms,
-        ceiling_ms=gains.without_main(analysis, lost_ms),
+        # long steps beside the growth may be of it: they have more to do as well
+        ceiling_ms=gains.without_main(analysis, max(lost_ms, train.mean_ms - drift.early_ms)),
         levels=("medium", *doubt),
         where=tuple(line.place for line in drift.lines),
         evidence=(

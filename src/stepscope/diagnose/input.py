@@ -233,9 +233,12 @@ def _handover_ms(loader: LoaderFacts) -> float:
 def _where(loader: LoaderFacts) -> tuple[Place, ...]:
     """The outermost user lines below the loader (`__getitem__`), then the hottest lines inside them, then its site.
 
-    Shares are of the sampled loading time; those of the outer lines include the inner ones.
+    Before them a line in which most of the time passes: it does what the outer ones only lead to. Shares are of the
+    sampled loading time; those of the outer lines include the inner ones.
     """
-    lines = (*loader.entries[: LOADER.lines_shown], *loader.lines[: LOADER.lines_shown])
+    inner = loader.lines[: LOADER.lines_shown]
+    most = inner[:1] if inner and inner[0].share >= LOADER.mostly else ()
+    lines = (*most, *loader.entries[: LOADER.lines_shown], *inner)
     notable = [Place(one.file, one.line, one.function, one.share) for one in lines if one.share >= LOADER.line_share]
     return distinct([*notable, *((loader.site,) if loader.site is not None else ())])
 

@@ -36,7 +36,7 @@ from stepscope.diagnose.rule import (
     train_steps,
 )
 from stepscope.model import Analysis, Evidence, Place
-from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WideGradients
+from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WastedWork, WideGradients
 from stepscope.model.trace import OTHER_MAKERS
 
 
@@ -60,6 +60,12 @@ class DOUBLES(Thresholds):
 class RECOMPUTE(Thresholds):
     full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
     most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
+
+
+class WASTED(Thresholds):
+    most: float = (
+        1.1  # of the recorded time, whose share in few profiled steps is known to some percent; chosen, untuned
+    )
 
 
 def _trained(has: Callable[[PassFacts], bool]) -> Callable[[Analysis], bool]:
@@ -360,5 +366,32 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
     )
 
 
-def _shape(one: WideGradients) -> str:
+def _shape(one: WideGradients | WastedWork) -> str:
     return "x".join(str(size) for size in one.shape)
+
+
+@rule("compute.wasted_operators", TRAINED, INPUT_SHAPES, learn="https://pytorch.org/docs/stable/sparse.html")
+def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
+    for run in _runs(analysis):
+        for one in run.wasted:
+            where, source, cost = _places(one.lines, one.ms_per_step), _source(run), one.ms_per_step
+            most = cost * WASTED.most
+            if analysis.windows and not run.on_device:
+                most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
+            claim = Claim(
+                title=f"{advice('wasted_title', one.kind).format(_shape(one))}, "
+                f"{clip_share(cost, run.step_ms):.0%} of the step{at(*where)}",
+                cost_ms=cost,
+                ceiling_ms=most,
+                levels=("medium",),
+                where=where,
+                evidence=(
+                    ms("operators on it, per step", cost, source),
+                    figure(f"calls of {one.operator} or its product, per step", one.calls_per_step, "calls", source, 1),
+                    Evidence("the large tensor", _shape(one), "", f"{source}; recorded shapes") if one.shape else None,
+                ),
+                fix=f"At {shown(where[0]) if where else 'that line'}: {advice('wasted_fix', one.kind)}",
+                caveat=advice("wasted_caveat", one.kind),
+                falsified_by="With the other form in its place the mean step does not get shorter",
+            )
+            yield _of_run(analysis, run, claim)

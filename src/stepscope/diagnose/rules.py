@@ -26,7 +26,7 @@ _FILES = (input, host, machine, device, compute, memory, ranks, communication, n
 # The order in which rules stand in `docs/findings.md` and abstain; those that are not listed follow, as in their files.
 _ORDER = (
     *("input.loader_bound", "host.per_item_loop", "host.python_on_critical_path"),
-    *("host.logging", "io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
+    *("host.logging", "host.anomaly_detection", "io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
     *("host.step_drift", "system.garbage_collection", "system.threads_beyond_cores"),
     *("system.cpu_throttled", "system.children_hold_cores", "system.other_processes", "system.swapping_or_faults"),
     *("system.profiler_overhead", "compile.limit_hit", "compile.close_to_limit"),
@@ -47,7 +47,7 @@ _ORDER = (
     *("launch.zeroing_gradients", "launch.compiled_kernels", "compute.small_batch"),
     *("compute.sizes_off_tiles", "compute.serial_linalg", "communication.data_parallel"),
     *("host.evaluation_in_step", "host.model_copied_in_step", "compute.double_precision"),
-    *("compute.recompute", "memory.short_lived_gradients", "system.gpu_clocks"),
+    *("compute.recompute", "compute.wasted_operators", "memory.short_lived_gradients", "system.gpu_clocks"),
 )
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}

@@ -25,9 +25,12 @@ def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict
 
 
 def events_in_steps(
-    tables: Tables, kind: str, steps: pl.DataFrame
+    tables: Tables, kind: str, steps: pl.DataFrame, *, at_end: bool = False
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], tuple[int, int]]]:
-    """Those of `event_data` with a duration that began in one of `steps`, with the number and the end (ns) of it."""
+    """Those of `event_data` with a duration that began in one of `steps`, with the number and the end (ns) of it.
+
+    `at_end`: that ended in one, as the fetch of its batch does, which may begin before our own work between two steps.
+    """
     own = {
         part["process"][0]: (part["start_ns"], part["start_ns"] + part["wall_ns"], part["step"])
         for part in steps.sort("start_ns").partition_by("process")
@@ -36,6 +39,7 @@ def events_in_steps(
         time = row["time_ns"]
         if row["process"] not in own or time is None or row["duration_ns"] is None:
             continue
+        time += row["duration_ns"] if at_end else 0
         starts, ends, numbers = own[row["process"]]
         at = int(starts.search_sorted(time, side="right")) - 1
         if at >= 0 and time < ends[at]:

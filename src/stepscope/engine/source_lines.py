@@ -114,7 +114,10 @@ class Lines:
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
         found = _calls(scope, name, loop=loop)
-        sampled = self._sampled_line(file, function, name, [line for line, _ in found])
+        lines = [line for line, _ in found]
+        if loop and not found:  # an assignment to an item names nothing: the busiest line of the loops
+            lines = [line for node in _loops(scope) for line in range(node.lineno, (node.end_lineno or 0) + 1)]
+        sampled = self._sampled_line(file, function, name, lines)
         if sampled is not None:
             inside = next((loop for line, loop in found if line == sampled and loop is not None), None)
             around: _Loop | None = None

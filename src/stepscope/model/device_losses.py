@@ -318,6 +318,24 @@ class WideGradients(Struct, frozen=True):
     at_most_ms_per_step: float
 
 
+class WastedWork(Struct, frozen=True):
+    """Work that another form of the same computation would not do.
+
+    kind: broadcast, one_hot, dense_gradient or decomposition.
+    operator: What makes the large tensor, or decomposes.
+    shape: The large tensor; empty of decompositions.
+    calls_per_step: Calls of the operators that made it.
+    ms_per_step: Time of all operators on such a tensor, in the backward pass and the update too.
+    """
+
+    kind: str
+    operator: str
+    shape: tuple[int, ...]
+    calls_per_step: float
+    ms_per_step: float
+    lines: tuple[PassLine, ...]
+
+
 class PassFacts(Struct, frozen=True):
     """The training steps of the traces of one run. `run` is that of `SpanRef`.
 
@@ -347,6 +365,7 @@ class PassFacts(Struct, frozen=True):
     recompute: Recompute | None
     wide_gradients: tuple[WideGradients, ...]
     copies: tuple[ModelCopy, ...]
+    wasted: tuple[WastedWork, ...]
 
 
 class PassesFacts(Struct, frozen=True):

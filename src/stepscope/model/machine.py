@@ -329,7 +329,7 @@ class DriftFacts(Struct, frozen=True):
     parts: Parts the run is cut into.
     early_ms: The line through all steps (Theil and Sen) at the first one, mean over ranks.
     late_ms: The same at the last one.
-    lost_ms_per_step: The line's mean over its start.
+    lost_ms_per_step: The mean of the parts' medians over the line's start.
     medians_ms: Median step of each part.
     phases (ms): By phase, the last part's median over the first part's.
     """

@@ -288,6 +288,9 @@ class Watched(Struct, frozen=True):
     count: int
 
 
+ANOMALY = "torch's anomaly detection"  # as a tool that logs: it keeps the stack of every operator
+
+
 class LoggingCost(Struct, frozen=True):
     """What a logging tool takes of the main thread in steady steps, called from one line of the user's.
 

@@ -274,7 +274,12 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
         return [
             Note(INFO, "the traces mark no step: the script never called the step() of its profiler", "ProfilerStep#N")
         ]
-    if raw.ranks or any(process.torch for process in everyone):
+    if any(_events(rank, "suspended") for rank in raw.ranks):
+        text = (
+            "no step was seen: the script's own profiler recorded stacks all the time, and nothing of ours may stand "
+            "on them; profile a few steps (torch.profiler.schedule), or leave out with_stack"
+        )
+    elif raw.ranks or any(process.torch for process in everyone):
         text = (
             "no step was seen: the script ran no training or evaluation loop the recorder knows; "
             "mark its steps with stepscope.step()"

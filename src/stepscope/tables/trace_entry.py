@@ -531,19 +531,20 @@ def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
 
     Both see the ends of an optimizer's steps, and the profiler converts its own clock to time of day when a window
     opens, which after hours or a correction is another. Where the journal's boundary lies within the annotation, and
-    before its end by no more than our hooks may take, they agree. The last step of a window tells nothing: its
-    annotation lasts as long as stopping the profiler takes, 150 ms and more.
+    before its end by no more than our hooks may take, they agree. A process that loses its core between the two only
+    makes that way longer, so the shortest tells. The last step of a window tells nothing: its annotation lasts as long
+    as stopping the profiler takes, 150 ms and more.
     """
     of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
     seen = marks.filter(of_host).select("start_ns", end=pl.col("start_ns") + pl.col("duration_ns")).sort("end")
     if seen.height < MIN_ANCHORS:
         return 0
     starts, ends = seen["start_ns"].to_numpy(), seen["end"].to_numpy()
-    medians = [_median(window, starts, ends) for window in _windows(rank) if len(window) >= MIN_ANCHORS]
-    if not medians:
+    offsets = [_shortest(window, starts, ends) for window in _windows(rank) if len(window) >= MIN_ANCHORS]
+    if not offsets:
         return 0
-    median = min(medians, key=abs)  # the trace is that of the window it lies nearest to
-    return median if NEGLIGIBLE_NS < abs(median) <= MAX_OFFSET_NS else 0
+    offset = min(offsets, key=abs)  # the trace is that of the window it lies nearest to
+    return offset if NEGLIGIBLE_NS < abs(offset) <= MAX_OFFSET_NS else 0
 
 
 def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
@@ -554,13 +555,13 @@ def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
     return np.split(ends, np.flatnonzero(np.diff(numbers) != 1) + 1)
 
 
-def _median(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """The median way from an annotation's end to its boundary; 0 where most lie where the same clock would put them."""
+def _shortest(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+    """The shortest way from an annotation's end to its boundary; 0 where the same clock would put them there."""
     at = np.arange(len(ends))
     if len(boundaries) != len(ends):
         # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
         right = np.clip(np.searchsorted(ends, boundaries), 1, len(ends) - 1)
         at = np.where(np.abs(boundaries - ends[right - 1]) <= np.abs(boundaries - ends[right]), right - 1, right)
-    differences = boundaries - ends[at]
-    agree = (differences <= 0) & (differences >= -HOOKS_NS) & (boundaries >= starts[at])
-    return 0 if np.mean(agree[:-1]) > 0.5 else int(np.median(differences[:-1]))
+    shortest = int((boundaries - ends[at])[:-1].max())
+    inside = np.mean((boundaries >= starts[at])[:-1]) > 0.5
+    return 0 if inside and -HOOKS_NS <= shortest <= 0 else shortest

@@ -36,12 +36,12 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
     (found,) = passes.runs
     assert found.steps == STEPS
     assert all((found.modules, found.types, found.shapes, found.numbered, found.functions))
-    kinds = ("extra_calls", "doubles", "recompute", "wide_gradients", "copies")
+    kinds = ("extra_calls", "doubles", "recompute", "wide_gradients", "wasted", "copies")
     assert [one for one in kinds if getattr(found, one)] == ([kind] if kind is not None else [])
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "taught", "adversaries", "second_order", "unbound"])
+@pytest.mark.parametrize("name", ["plain", "taught", "adversaries", "second_order", "unbound", "tied"])
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:
     facts(folder, name)
 
@@ -105,6 +105,23 @@ def test_float64_with_its_conversions_and_without_scalars(folder: Path) -> None:
     assert doubles.compute_ms_per_step > 0
     assert doubles.conversion_ms_per_step > 0
     assert {"aten::mm", "aten::linear"} & set(doubles.parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("broadcast", (512, 128, 64)),
+        ("one_hot", (4, 16, 8192)),
+        ("dense_gradient", (8192, 64)),
+        ("decomposition", ()),
+    ],
+)
+def test_operators_that_another_form_would_not_run(folder: Path, kind: str, shape: tuple[int, ...]) -> None:
+    found = facts(folder, kind, "wasted")
+    (work,) = found.wasted
+    assert (work.kind, work.shape, work.calls_per_step) == (kind, shape, 1)
+    assert work.lines[0].place.function == "wasted"
+    assert 0 < work.ms_per_step <= found.step_ms
 
 
 def test_a_copy_of_the_model(folder: Path) -> None:

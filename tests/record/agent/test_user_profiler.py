@@ -41,6 +41,15 @@ def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path) 
     assert read_events(run, "suspended")
 
 
+def test_training_within_a_profiler_with_stacks_leaves_word_of_it(tmp_path: Path) -> None:
+    import torch
+
+    run = tmp_path / "run"
+    with recorded(run, mode="off"), torch.profiler.profile(with_stack=True):
+        train(2)
+    assert read_events(run, "suspended")
+
+
 def test_no_window_opens_while_the_script_has_a_profiler(tmp_path: Path) -> None:
     import gc
 

@@ -1,11 +1,12 @@
 """What holds the main thread that is no training: Python, file I/O, collections of garbage, regions, tools that log.
 
 **Python.** A sample is torch's when torch is below the user's line, and Python's when its innermost frame is in the
-standard library or in a library that knows no tensors. Elsewhere the sampler cannot tell `x @ w` from arithmetic in
-Python, as C calls have no frame; the window can: it knows which part of the innermost function's own time passed inside
-torch operators, and that part is taken off. What no window saw stays unknown: it counts where the whole call could be
-spared, and is said. Where the user's line only leads to training the place is the library's, and the line is where it
-was entered; what a library's modules do is their operators' work. Data wait and file I/O are left out.
+standard library, in a library that knows no tensors, or below a tensor that is written out as text. Elsewhere the
+sampler cannot tell `x @ w` from arithmetic in Python, as C calls have no frame; the window can: it knows which part of
+the innermost function's own time passed inside torch operators, and that part is taken off. What no window saw stays
+unknown: it counts where the whole call could be spared, and is said. Where the user's line only leads to training the
+place is the library's, and the line is where it was entered; what a library's modules do is their operators' work. Data
+wait and file I/O are left out.
 
 **File I/O**, blocking, inside training steps, from three sources, best first: `torch.save` calls the journal timed,
 built-in I/O functions the window timed, and sampled stacks that stand in an I/O function or on a line whose text makes
@@ -42,7 +43,7 @@ from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, pyt
 from stepscope.model import IoFacts, LoopFacts, Place, PythonFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import PauseFacts, PauseLine
-from stepscope.model.metrics import LoggingCost
+from stepscope.model.metrics import ANOMALY, LoggingCost
 from stepscope.tables.arrays import NONE
 from stepscope.tables.categories import ANNOTATION
 from stepscope.tables.phases import OPTIMIZER
@@ -251,6 +252,7 @@ def _from_samples(rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
 
 
 MAX_FACTS = 60
+_SLEEPS = re.compile(r"\b(sleep)\(")  # a call of C, which no frame shows
 
 
 def python_facts(
@@ -264,6 +266,10 @@ def python_facts(
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, context.lines).select("row"), on="row", how="anti")
     rows = _weigh(rows, window, samples.code, calls.own).filter(pl.col("weight") > 0)
+    asleep = lines_with(rows.filter(pl.col("below_function").is_null()), context.lines, _SLEEPS)
+    rows = rows.join(asleep, on=["user_file", "user_line"], how="left", maintain_order="left").with_columns(
+        waiting=pl.col("waiting") | (pl.col("by_text").is_not_null() & pl.col("below_function").is_null())
+    )
     inside = [pl.DataFrame(schema={"row": pl.UInt32, "loop": pl.Int64})]
     for index, loop in enumerate(loops or ()):
         own = stacks_in(samples, loop).cast(pl.UInt32).alias("row")
@@ -335,9 +341,14 @@ def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own
     ).join(_python_fractions(window, code), on=["file", "name"], how="left")
     on_top = pl.col("below_function").is_null()
     torch = is_torch(pl.col("below_file").fill_null("")) | is_torch(pl.col("leaf_file").fill_null(""))
+    as_text = short(pl.col("below_function")).is_in(["__repr__", "__format__"]) & pl.col("below_file").str.ends_with(
+        "torch/_tensor.py"
+    )
     of_model = pl.col("in_module") | (pl.col("library_file").is_not_null() & (pl.col("phase") == OPTIMIZER))
     known = (
-        pl.when(~on_top & (torch | of_model))
+        pl.when(as_text.fill_null(False))
+        .then(1.0)
+        .when(~on_top & (torch | of_model))
         .then(0.0)
         .when(~on_top & pl.col("plain").fill_null(False))
         .then(1.0)
@@ -467,16 +478,21 @@ TOOLS: dict[str, re.Pattern[str]] = {
         "Neptune": r"neptune(_scale)?/",
         "Aim": r"aim/sdk/",
         "Lightning's ThroughputMonitor": r"\w*lightning/(\w+/)*throughput\w*\.py",
+        ANOMALY: r"torch/fx/traceback\.py",
         "Lightning's loggers": r"\w*lightning/(\w+/)?(loggers|trainer/connectors/logger_connector)/",
     }.items()
 }
+
+
+_DETECTS = re.compile(r"\b(?:set_)?detect_anomaly\(")
 
 
 def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
     """What logging takes of the main thread: one for each tool and the user's line that it is called from, costliest
     first; None without stacks in steady steps.
 
-    A tool that reads numbers of a device waits for all work queued on it, so its cost is mostly waiting.
+    A tool that reads numbers of a device waits for all work queued on it, so its cost is mostly waiting. Anomaly
+    detection is one as well: it keeps the stack of every operator. Its line is the one that switches it on.
     """
     samples = context.sampled
     if samples is None or calls is None:
@@ -491,6 +507,18 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
     tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
     rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
+    switches = [
+        (file, number, "")
+        for file, text in context.sources.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if _DETECTS.search(line) and not line.lstrip().startswith("#")
+    ]
+    if len(switches) == 1:  # else it is told at the lines that run the operators
+        columns = ("user_file", "user_line", "user_function")
+        rows = rows.with_columns(
+            pl.when(pl.col("tool") == names.index(ANOMALY)).then(pl.lit(value)).otherwise(column).alias(column)
+            for column, value in zip(columns, switches[0], strict=True)
+        )
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):
         first, share, count = own.row(0, named=True), calls.time.share(own), int(own["samples"].sum())
@@ -499,7 +527,7 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
         cost = LoggingCost(
             tool=names[first["tool"]],
             function=tree.frames[tree.frame[top["entered"][0]]].function,
-            place=Place(*line) if line[0] else None,
+            place=Place(*line[:2], line[2] or None) if line[0] else None,
             ms_per_step=share.ms,
             at_most_ms_per_step=share.at_most_ms,
             samples=count,

@@ -424,7 +424,8 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
         groups = np.array_split(wall, min(POINTS, len(wall)))
         ends = np.cumsum([len(group) for group in groups])
         middles = ends - np.array([(len(group) + 1) / 2 for group in groups])  # counted from 0
-        lines.append(theil_sen(middles, np.array([np.median(group) for group in groups]), 0, len(wall) - 1))
+        line = theil_sen(middles, np.array([np.median(group) for group in groups]), 0, len(wall) - 1)
+        lines.append(np.maximum(line, wall.min()))  # growth that itself grows would begin below all steps
     early, late = (float(end) for end in np.mean(lines, axis=0))
     medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
     # every part above the one before, and the last one's faster steps above the first one's slower ones
@@ -437,7 +438,8 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
         rising=rising,
         early_ms=early,
         late_ms=late,
-        lost_ms_per_step=max(0.0, (late - early) / 2),
+        # the usual steps over the start: growth is seldom a straight line, and single stalls are no part of it
+        lost_ms_per_step=max(0.0, float(medians.mean()) - early) if late > early else 0.0,
         medians_ms=tuple(medians.mean(axis=0).tolist()),
         phases=_phases(ranks),
         lines=_drift_lines(steady, samples, calls) if rising else (),

@@ -148,7 +148,7 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
         return None
     train = labelled.frame.filter(pl.col("kind") == "train").drop_nulls(["start_ns", "wall_ns"])
     votes: Counter[Any] = Counter()
-    for row, data, _ in events_in_steps(tables, "batch", train):
+    for row, data, _ in events_in_steps(tables, "batch", train, at_end=True):
         votes[data.get("id")] += row["duration_ns"]
     if not votes:
         votes = Counter({event["id"]: 0 for event in events})
@@ -178,7 +178,7 @@ def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | No
     names = ("tensors", "bytes", "objects")
     own = [
         [float(data[name]) for name in names]
-        for _, data, _ in events_in_steps(tables, "batch", train)
+        for _, data, _ in events_in_steps(tables, "batch", train, at_end=True)
         if data.get("id") == event.get("id") and all(isinstance(data.get(name), int) for name in names)
     ]
     if not own:

@@ -2,14 +2,15 @@
 
 `training_steps` holds a trace's training steps and says how much of their wall time a piece of work takes. The
 questions: `extra_calls` (models called once more, copies of the model), `needless_operators` (forward work done twice,
-whole tensors of zeros for small parts, float64).
+whole tensors of zeros for small parts, float64), `wasted_operators` (forms of a computation that do much more than
+another one).
 """
 
 from __future__ import annotations
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_time import SampledTime
-from stepscope.analyze.redundant import extra_calls, needless_operators
+from stepscope.analyze.redundant import extra_calls, needless_operators, wasted_operators
 from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
 from stepscope.model.device_losses import PassesFacts, PassFacts
 
@@ -42,6 +43,7 @@ def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
             doubles=needless_operators.doubles(own),
             recompute=needless_operators.recompute(own, context.sampled, known),
             wide_gradients=needless_operators.wide_gradients(own),
+            wasted=wasted_operators.wasted(own),
             copies=extra_calls.traced_copies(own),
         )
         made.append(one)

@@ -196,7 +196,31 @@ def averaged() -> Steps:
         yield
 
 
+def wasted(kind: str) -> Steps:
+    """Distances of all pairs written out, a product with one-hot rows, a whole table's gradient, singular values."""
+    table, layer = nn.Embedding(8192, FEATURES), nn.Linear(FEATURES, 1)
+    optimizer = torch.optim.SGD([*table.parameters(), *layer.parameters()], lr=0.1)
+    while True:
+        picked, weight = torch.randint(8192, (4, 16)), table.weight
+        loss = layer(torch.randn(BATCH, FEATURES)).mean()
+        if kind == "broadcast":
+            loss = loss + (weight[:512, None] - weight[None, :128]).square().sum(-1).mean()
+        elif kind == "one_hot":
+            loss = loss + (F.one_hot(picked, 8192).float() @ weight).mean()
+        elif kind == "dense_gradient":
+            loss = loss + table(picked).mean()
+        elif kind == "decomposition":
+            loss = loss + torch.linalg.svdvals(weight[:128]).sum()
+        else:  # the table is an output layer too
+            loss = loss + (table(picked) @ weight.T).square().mean()
+        update(optimizer, loss)
+        yield
+
+
+WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
+
 LOOPS: dict[str, Steps] = {
+    **{kind: wasted(kind) for kind in WASTED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
     "checkpointed": checkpointed(),

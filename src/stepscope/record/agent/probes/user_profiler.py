@@ -142,6 +142,7 @@ class UserProfilerProbe(Probe):
         agent.user_profiler_active = True
         agent.steps.window(True)
         if getattr(session, "with_stack", False) and not in_shared_call() and not agent.probes.suspended:
+            agent.journal.claim()  # of training that lies within it all, no step may ever be seen
             agent.probes.suspend(SUSPENDED)
             self._suspender = True
 
