@@ -126,6 +126,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
     chosen = np.ones(len(calls), bool) if step is None else steps == step
     groups, keys = _groups(calls, by)
     grouped = _Grouped(calls, groups, keys.height, chosen)
+    further = {**grouped.device(), **grouped.memory()}  # need most memory for themselves, so first
     in_steps = chosen & (np.isin(steps, span.steps["step"].to_numpy()) if step is None else True)
     weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
     able = judged(span.names, calls.rows, eligible)
@@ -146,7 +147,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
             ("steps_total_ns", calls.duration_ns, in_steps & outer),
         )
     ).with_columns(
-        *(pl.Series(name, values, pl.Int64) for name, values in {**grouped.device(), **grouped.memory()}.items()),
+        *(pl.Series(name, values, pl.Int64) for name, values in further.items()),
         pl.Series("eligible", grouped.any_of(able | slice_tree.ancestors(calls.caller, np.flatnonzero(able)))),
         pl.Series("has_call_stack", grouped.any_of(stacked.to_numpy())),
     )
@@ -222,13 +223,14 @@ class _Grouped:
         kept, call = kept[innermost >= 0], innermost[innermost >= 0]
         size, device = memory["bytes"][kept].to_numpy(), texts(memory["device"][kept])
         on_host = device.where(["cpu"]) | (device.codes == NONE)
-        own = self._chosen[call]
-        rows, groups = self._everywhere(call)
+        at = np.unique(call)
+        own = self._chosen[at]
+        rows, groups = self._everywhere(at)
         for (self_name, total_name), here in ((_MEMORY[:2], on_host), (_MEMORY[2:], ~on_host)):
             if here.any():
-                mine, every = own & here, here[rows]
-                result[self_name] = self.sum(self._groups[call[mine]], size[mine])
-                result[total_name] = self.sum(groups[every], size[rows[every]])
+                of_call = calls.summed(call[here], size[here])[at]
+                result[self_name] = self.sum(self._groups[at[own]], of_call[own])
+                result[total_name] = self.sum(groups, of_call[rows])
         return result
 
     def sum(self, groups: Int32, values: Int64) -> Int64:
