@@ -131,8 +131,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
     weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
     able = judged(span.names, calls.rows, eligible)
     able[calls.device.call[judged(span.names, calls.device.rows, uses_tensor_cores)]] = True
-    stacked = span.series("frame").gather(calls.rows).is_not_null()
-    stacked |= span.series("call_stack").gather(calls.rows).fill_null("") != ""
+    stacked = span.series("frame").is_not_null() | (span.series("call_stack") != "").fill_null(False)
     ones, outer = np.ones(len(calls), np.int64), ~grouped.inner
     figures = keys.with_columns(
         pl.Series(name, grouped.sum(groups[wanted], values[wanted]))
@@ -149,7 +148,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
     ).with_columns(
         *(pl.Series(name, values, pl.Int64) for name, values in further.items()),
         pl.Series("eligible", grouped.any_of(able | slice_tree.ancestors(calls.caller, np.flatnonzero(able)))),
-        pl.Series("has_call_stack", grouped.any_of(stacked.to_numpy())),
+        pl.Series("has_call_stack", grouped.any_of(stacked.gather(calls.rows).to_numpy())),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
     keyed = places.join(keys.with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32)), on="group").drop("group")
