@@ -181,9 +181,12 @@ def test_windows_count_every_slice_and_show_every_wide_one(
         patch.setattr(timelines_of, "_FEW", 4)  # so that few slices have coarser copies too
         patch.setattr(timelines_of, "_BINS", 2)
         trace = laid_out(slices)
+        at_once = of_traces(trace)
+        patch.setattr(timelines_of, "_STRETCH", 3)  # as they are merged of a large trace
         made = of_traces(trace)
     low, high = sorted((int(left * made.length_ns), int(right * made.length_ns) + 1))
     found = viewport(made, low, high, width)
+    assert found == viewport(at_once, low, high, width)
     shown = drawn(found)
     first = min(row["start_ns"] for row in trace.events)
     inside = [

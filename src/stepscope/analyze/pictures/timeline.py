@@ -155,6 +155,9 @@ def timeline(context: Context) -> Timeline:
     start, end = of.pop("start"), of.pop("end")
     start -= origin_ns
     end -= origin_ns
+    levels = pyramid(int(first_lane[-1]), lane, start, end)
+    del lane
+    return_freed_memory(tables.events.height)
     return Timeline(
         context=context,
         ids=ids,
@@ -164,7 +167,7 @@ def timeline(context: Context) -> Timeline:
         first_lane=first_lane,
         names=list(found.names),
         **of,
-        levels=pyramid(int(first_lane[-1]), lane, start, end),
+        levels=levels,
         notes=tuple(found.notes),
         workers=workers,
     )
@@ -419,7 +422,7 @@ def _tracks(span: Span, kind: Int8, found: _Collection) -> Int32:
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are
 _BINS = 64  # a window is never drawn in fewer
-_STRETCH = 1 << 18  # slices that are merged at a time: what that takes is gone before the next ones
+_STRETCH = 1 << 19  # slices that are merged at a time: what that takes is gone before the next ones
 _MOST_LEFT = 0.75  # a level that does not leave out a quarter is not worth its memory
 _LONGEST = np.int64(2**31 - 1)
 _POSITION = np.int64(2**32 - 1)

@@ -358,7 +358,7 @@ def _trace_facts(span: Span, row: int, values: dict[str, Any]) -> list[SliceFact
 def _launched(span: Span, row: int) -> Int64:
     """Slices of devices whose launch lies in a slice of the host, on its thread, in order of time."""
     if "launches" not in span.kept:  # in order of time: a page has hundreds of slices' details
-        known = span.links.filter(pl.col("launch") >= 0)
+        known = span.links.select("launch", "event").filter(pl.col("launch") >= 0)
         launch, event = known["launch"].to_numpy(), known["event"].to_numpy()
         order = np.argsort(span.start_ns[launch], kind="stable")
         span.kept["launches"] = launch[order], event[order], span.start_ns[launch[order]]

@@ -30,7 +30,7 @@ from stepscope.engine.user_code import UserCode, python_frame, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, OperatorRow
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Rows
 
 NAME, SHAPES = "name", "shapes"
 _KEYS = ["name", "shapes"]
@@ -124,17 +124,18 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
     calls = Calls(span)
     steps = span.step_numbers[calls.rows]
     chosen = np.ones(len(calls), bool) if step is None else steps == step
+    in_steps = chosen & (np.isin(steps, span.steps["step"].to_numpy()) if step is None else True)
+    del steps
     groups, keys = _groups(calls, by)
     grouped = _Grouped(calls, groups, keys.height, chosen)
-    in_steps = chosen & (np.isin(steps, span.steps["step"].to_numpy()) if step is None else True)
+    further = {**grouped.device(), **grouped.memory()}  # need most memory for themselves, so first
     weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
     able = judged(span.names, calls.rows, eligible)
     able[calls.device.call[judged(span.names, calls.device.rows, uses_tensor_cores)]] = True
-    stacked = span.series("frame").gather(calls.rows).is_not_null()
-    stacked |= span.series("call_stack").gather(calls.rows).fill_null("") != ""
-    ones, outer = np.ones(len(calls), np.int64), ~grouped.inner
+    stacked = span.series("frame").is_not_null() | (span.series("call_stack") != "").fill_null(False)
+    ones, outer = np.ones(len(calls), np.int8), ~grouped.inner
     figures = keys.with_columns(
-        pl.Series(name, grouped.sum(groups[wanted], values[wanted]))
+        pl.Series(name, grouped.sum(groups, np.where(wanted, values, 0.0)))
         for name, values, wanted in (
             ("calls", ones, chosen),
             ("host_self_ns", calls.host_self_ns, chosen),
@@ -146,9 +147,9 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
             ("steps_total_ns", calls.duration_ns, in_steps & outer),
         )
     ).with_columns(
-        *(pl.Series(name, values, pl.Int64) for name, values in {**grouped.device(), **grouped.memory()}.items()),
+        *(pl.Series(name, values, pl.Int64) for name, values in further.items()),
         pl.Series("eligible", grouped.any_of(able | slice_tree.ancestors(calls.caller, np.flatnonzero(able)))),
-        pl.Series("has_call_stack", grouped.any_of(stacked.to_numpy())),
+        pl.Series("has_call_stack", grouped.any_of(stacked.gather(calls.rows).to_numpy())),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
     keyed = places.join(keys.with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32)), on="group").drop("group")
@@ -222,16 +223,17 @@ class _Grouped:
         kept, call = kept[innermost >= 0], innermost[innermost >= 0]
         size, device = memory["bytes"][kept].to_numpy(), texts(memory["device"][kept])
         on_host = device.where(["cpu"]) | (device.codes == NONE)
-        own = self._chosen[call]
-        rows, groups = self._everywhere(call)
+        at = np.unique(call)
+        own = self._chosen[at]
+        rows, groups = self._everywhere(at)
         for (self_name, total_name), here in ((_MEMORY[:2], on_host), (_MEMORY[2:], ~on_host)):
             if here.any():
-                mine, every = own & here, here[rows]
-                result[self_name] = self.sum(self._groups[call[mine]], size[mine])
-                result[total_name] = self.sum(groups[every], size[rows[every]])
+                of_call = calls.summed(call[here], size[here])[at]
+                result[self_name] = self.sum(self._groups[at[own]], of_call[own])
+                result[total_name] = self.sum(groups, of_call[rows])
         return result
 
-    def sum(self, groups: Int32, values: Int64) -> Int64:
+    def sum(self, groups: Int32, values: Int64 | Floats) -> Int64:
         return np.rint(np.bincount(groups, weights=values, minlength=self._count)).astype(np.int64)
 
     def _everywhere(self, calls: Int64) -> tuple[Int32, Int32]:
@@ -301,8 +303,8 @@ class Calls:
 
     def summed(self, calls: Int64, values: Int64) -> Int64:
         """Values added up by call; those of no call are left out. Exact up to 2**53."""
-        known = calls >= 0
-        return np.bincount(calls[known], weights=values[known], minlength=len(self)).astype(np.int64)
+        sums = np.bincount(calls + 1, weights=values, minlength=len(self) + 1)  # `NONE` first
+        return sums[1:].astype(np.int64)
 
     @cached_property
     def duration_ns(self) -> Int64:

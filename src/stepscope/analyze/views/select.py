@@ -523,6 +523,8 @@ class LazyViews(Views):
     def operators(self) -> tuple[OperatorRow, ...]:
         return_freed_memory(self.base.tables.events.height)
         found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
+        for span in self.base.spans:
+            vars(span).pop("memory", None)  # of what a report holds nothing asks for it after this
         return_freed_memory(self.base.tables.events.height)
         return found
 
