@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from stepscope.schema import REDUCED_SCHEMA
 
 LAYOUT = 1  # of what is kept; a change reduces every run again
 UNKNOWN_HOST = "unknown"  # of traces whose names tell no host
-_LATER = re.compile(r"(rank-\d{1,9})\.\d{1,9}")
 
 
 class TracePlan(Struct, frozen=True):
@@ -121,12 +119,13 @@ def _recorded(run: Path, names: list[str], wanted: tuple[str, ...]) -> list[Host
 
 def _plan_of(run: Path, host: str, machines: dict[str, str], mine: list[str], ranks: set[str]) -> HostPlan:
     launchers = tuple(sorted(name for name, machine in machines.items() if machine == host))
+    parts: dict[str, list[str]] = {}  # of a rank: that of its first process, and those that were started again
+    for name in ranks:
+        parts.setdefault(name.partition(".")[0], []).append(name)
     kept, left_out = [], []
     for name in mine:
-        match = _LATER.fullmatch(name)
-        first = match[1] if match else name
         longest = max(
-            (other for other in ranks if other == first or other.startswith(f"{first}.")),
+            parts[name.partition(".")[0]],
             key=lambda other: (_size(run / other / "steps.jsonl"), len(other), other),
         )
         if longest == name:
