@@ -76,6 +76,13 @@ def test_workers_that_more_of_them_would_not_help(scene: dict[str, Any], title: 
     assert "loader.num_workers" not in {each.knob for each in finding.try_}
 
 
+def test_workers_with_nothing_to_do_are_spared() -> None:
+    """They make a batch in 8 ms, and the step waits 60 ms for it to be handed over."""
+    finding = only(scenes.loader_tables(workers=4, busy=2, affinity=8), "input.loader_bound")
+    assert "num_workers=0 in the DataLoader at train.py:75" in finding.fix
+    assert [(each.knob, each.value) for each in finding.try_] == [("loader.num_workers", "0")]
+
+
 def test_the_token_loop() -> None:
     finding = only(scenes.loop_tables(), "host.per_item_loop", {scenes.TRAIN: scenes.LOOP_SOURCE})
     assert "256 times per step" in finding.title

@@ -55,6 +55,7 @@ class LOADER(Thresholds):
     idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
     lines_shown: int = 3  # of each kind; a share below `line_share` names nothing worth reading
     line_share: float = 0.05
+    needless: float = 0.5  # of the wait, to make the batch itself: with less it is the handing over; chosen, untuned
     mostly: float = 0.5  # a function with more than half of the loading time is named in the title
     files: float = 0.3  # of the loading: with less, packing the items gains less than other advice; chosen, untuned
     file_samples: int = 30  # as CONFIDENCE.few_samples
@@ -193,7 +194,9 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
     caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
-    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
+    if _needless_workers(loader):
+        caveat = "Batches are then made while nothing trains, and random numbers are those of the training process."
+    elif loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
         caveat = "Each worker holds its own copy of the data set object and draws its own random numbers."
         if loader.cpu_limit / loader.ranks_on_host <= 2:
             caveat += f" {_cores(loader)}: workers compete with the training process on a CPU."
@@ -257,6 +260,14 @@ def _words(
             + shorter,
         )
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
+    if _needless_workers(loader):
+        return (
+            f"The step waits for batches, {waits}, although {many} have next to nothing to do{named}",
+            f"Make batches in the training process, where one takes {loader.load_ms:.2g} ms and the wait "
+            f"{loader.data_wait_ms:.2g} ms: "
+            + of_loader(loader.site, settings, num_workers=0)
+            + ", without persistent_workers and prefetch_factor; or give workers more to do at once: larger batches",
+        )
     if _parked(loader):
         return (
             f"The step waits for batches, {waits}, while {many} sat parked",
@@ -304,6 +315,12 @@ def _packing(loader: LoaderFacts) -> str:
 
 def _parked(loader: LoaderFacts) -> bool:
     return loader.workers_idle_share is not None and loader.workers_idle_share >= LOADER.idle
+
+
+def _needless_workers(loader: LoaderFacts) -> bool:
+    """Whether parked workers make a batch in much less time than the step waits for it: handing it over is the wait."""
+    load_ms = loader.load_ms
+    return _parked(loader) and load_ms is not None and 0 < load_ms <= LOADER.needless * loader.data_wait_ms
 
 
 def _cores(loader: LoaderFacts) -> str:
@@ -384,6 +401,8 @@ def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts
 
 
 def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
+    if _needless_workers(loader):
+        return (Try("loader.num_workers", "0"),)
     tries = []
     if loader.suggested_workers > (loader.num_workers or 0) and not _parked(loader):
         tries.append(Try("loader.num_workers", str(loader.suggested_workers)))

@@ -224,6 +224,10 @@ class Recipe(Struct):
                 )
             calls = made
         recorded = next((site.arguments for spot, site in sites.items() if spot.line == place.line), {})
+        of_workers = {"persistent_workers", "prefetch_factor"} & set(recorded)
+        if "num_workers=0" in arguments and of_workers:  # torch refuses both
+            told = " and no ".join(sorted(of_workers))
+            raise NotMechanical(f"without workers a DataLoader takes no {told}: take it out")
         return _arguments(tree, calls[0], arguments, recorded)
 
     # --- the process
