@@ -63,9 +63,7 @@ class RECOMPUTE(Thresholds):
 
 
 class WASTED(Thresholds):
-    most: float = (
-        1.1  # of the recorded time, whose share in few profiled steps is known to some percent; chosen, untuned
-    )
+    most: float = 1.1  # of the recorded time, which few profiled steps tell to some percent; chosen, untuned
 
 
 def _trained(has: Callable[[PassFacts], bool]) -> Callable[[Analysis], bool]:

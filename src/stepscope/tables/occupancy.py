@@ -50,9 +50,8 @@ class _Device(Struct, frozen=True):
         fit = np.minimum(self.threads // _WARP // warps, self.shared_bytes // of_block)
         fit = np.minimum(fit, self.registers // _PARTITIONS // of_warp * _PARTITIONS // warps)
         held = np.minimum(np.minimum(fit, self.blocks), blocks / self.multiprocessors)
-        return np.where(
-            (fit > 0) & (threads > 0), 100 * held * threads / self.threads, np.nan
-        )  # else it could not have run
+        could_run = (fit > 0) & (threads > 0)
+        return np.where(could_run, 100 * held * threads / self.threads, np.nan)
 
 
 def _up(value: Floats, unit: int) -> Floats:

@@ -33,9 +33,7 @@ MOSTLY = 0.9  # of the calls between those of another loop: then they are its it
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
 ENOUGH_SAMPLES = 50  # a share of 20 % then has a standard error of 6 points, less than the window's slowing
-SOME_SAMPLES = (
-    10  # enough where the window's time lies beyond their chance: few steps, on a machine without a free core
-)
+SOME_SAMPLES = 10  # enough where the window's time lies beyond their chance: few steps, or no free core
 FITS = 1.05  # times a part of the step by the journal, which a loop in it may be by the trace's clock
 _AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_forward", "forward"))
 _BEHIND = ("optimizer", "other")
