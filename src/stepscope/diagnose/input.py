@@ -193,6 +193,24 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         # what workers leave of the wait, where nothing but workers is proposed
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
+    yield replace(
+        claim,
+        title=title,
+        kept_ms=kept_ms,
+        expected_gain=gained if gained is not None and gained.low > 0 else None,
+        levels=[*claim.levels, *unsure, *(["low"] if hidden else [])],
+        evidence=(*claim.evidence, *(replay.evidence if replay is not None else ()), *_storage_evidence(analysis)),
+        fix=fix + _packing(loader) + _storage_advice(analysis),
+        caveat=f"{hidden} {_caveat(loader)}".strip(),
+        tries=_tries(loader),
+        falsified_by=f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
+        if loader.in_main_process
+        else _SAME_BATCH,
+    )
+
+
+def _caveat(loader: LoaderFacts) -> str:
+    """What the proposed change costs."""
     caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
     if _needless_workers(loader):
         caveat = "Batches are then made while nothing trains, and random numbers are those of the training process."
@@ -205,20 +223,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
             " Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
             "picked at random from one large file can be slower than files of their own."
         )
-    yield replace(
-        claim,
-        title=title,
-        kept_ms=kept_ms,
-        expected_gain=gained if gained is not None and gained.low > 0 else None,
-        levels=[*claim.levels, *unsure, *(["low"] if hidden else [])],
-        evidence=(*claim.evidence, *(replay.evidence if replay is not None else ()), *_storage_evidence(analysis)),
-        fix=fix + _packing(loader) + _storage_advice(analysis),
-        caveat=f"{hidden} {caveat}".strip(),
-        tries=_tries(loader),
-        falsified_by=f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
-        if loader.in_main_process
-        else _SAME_BATCH,
-    )
+    return caveat
 
 
 def _handover_ms(loader: LoaderFacts) -> float:

@@ -33,7 +33,7 @@ from stepscope.tables.compiles import SPANS, span_rows
 from stepscope.tables.ingest import ingest
 from stepscope.tables.reduced import SCHEMAS, Group, group_id
 from stepscope.tables.schema import SCHEMAS as TABLES
-from stepscope.tables.trace_entry import load
+from stepscope.tables.trace_entry import joined, load
 
 MAX_COLLECTIVES = 1_000_000  # of a trace; the first ones are kept
 NO_GROUP = Group(group_id((), "not recorded"), (), "not recorded")  # of traces that tell none of their groups
@@ -149,8 +149,7 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
     hosts = (RawHost(host, {}),) if recorded else ()
     alone = replace(rank, traces=(), journal=(), metrics=())
     tables = build(RawRun(Path(), hosts, (alone,), Losses()))
-    made: dict[str, Any] = {name: pl.concat(parts) for name, parts in frames.items() if parts}
-    tables = replace(tables, **made)
+    tables = replace(tables, **joined(frames))
     left_out = [f"{rank.name}/{ref.name}: {problem}" for problem in read.index.problems]
     (span,) = spans(tables) or (None,)
     if span is None:

@@ -27,7 +27,6 @@ from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.ingest import StepRange, ingest, is_large, step_range
 from stepscope.tables.journal import Steps
-from stepscope.tables.schema import SCHEMAS, empty
 from stepscope.tables.trace_entry import TREE, ReadTrace, StoredTrace, index_of, joined, load, read
 from stepscope.workers import Ended, main_is_guarded, started, usable_cores
 
@@ -266,10 +265,7 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
     read, unreadable = _read_all(ranks, options, frames)
     counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
     # what the traces were read into is gone by now, or it would stand beside what is made of it
-    tree, parts = frames.pop(TREE), frames.pop("events")
-    made = {name: joined(rows) if rows else empty(name) for name, rows in frames.items()}
-    events = joined(parts).hstack(joined(tree)).select(*SCHEMAS["events"]) if parts else empty("events")
-    return EventsTable(events, **made, read=read, counts=counts, unreadable=unreadable)
+    return EventsTable(**joined(frames), read=read, counts=counts, unreadable=unreadable)
 
 
 def _read_all(

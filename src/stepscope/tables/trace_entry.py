@@ -37,7 +37,7 @@ from stepscope.tables.arrays import NONE, Bools, Int32, Int64, covered_before, d
 from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import Steps, chosen, step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
-from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.schema import SCHEMAS, empty
 
 ROWS_PER_FILE = 1 << 17
 COMPRESSION: Any = "zstd"
@@ -343,7 +343,7 @@ class ReadTrace(Struct, frozen=True):
 def load(
     trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: Steps | None
 ) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
-    """A trace, and its rows by table, slices numbered from `first_id` on.
+    """A trace, and its rows for `joined`, slices numbered from `first_id` on.
 
     Raises OSError or PolarsError where its files are damaged.
     """
@@ -421,18 +421,26 @@ def _whole(parts: list[pl.DataFrame] | list[Path]) -> list[pl.DataFrame] | list[
     columns = []
     for at in range(0, len(PART_COLUMNS), _TOGETHER):
         schema = {name: PART_SCHEMA[name] for name in PART_COLUMNS[at : at + _TOGETHER]}
-        columns.append(joined([_full(schema, pl.read_parquet(files, columns=list(schema)), {})]))
+        columns.append(_one_frame([_full(schema, pl.read_parquet(files, columns=list(schema)), {})]))
     return [pl.concat(columns, how="horizontal")]
 
 
-def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+def joined(frames: dict[str, list[pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """The tables that the frames of `load` make, of one trace or of many; empties `frames`."""
+    tree, parts = frames.pop(TREE), frames.pop("events")
+    made = {name: _one_frame(rows) if rows else empty(name) for name, rows in frames.items()}
+    whole = _one_frame(parts).hstack(_one_frame(tree)).select(*SCHEMAS["events"]) if parts else empty("events")
+    return {"events": whole, **made}
+
+
+def _one_frame(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
     whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
     parts.clear()
     names = whole.columns
     pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
-    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
-    return whole.hstack(joined).select(names) if joined else whole
+    made = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
+    return whole.hstack(made).select(names) if made else whole
 
 
 def _full(schema: dict[str, Any], frame: pl.DataFrame, whose: dict[str, Any]) -> pl.DataFrame:
