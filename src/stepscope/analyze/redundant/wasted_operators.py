@@ -11,16 +11,16 @@ What works on the large tensor, backward pass and update included, goes with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import numpy as np
-import polars as pl
 from msgspec import Struct
 
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.slice_tree import self_or_ancestor
+from stepscope.engine.spans import texts
 from stepscope.model.device_losses import WastedWork
 from stepscope.tables.arrays import Bools, Int64, flags
 
@@ -57,41 +57,59 @@ def wasted(scenes: Sequence[TrainingScene]) -> tuple[WastedWork, ...]:
     return tuple(sorted(found, key=lambda one: (-one.ms_per_step, one.kind, one.shape))[:MAX_FACTS])
 
 
+class _Form(Struct, frozen=True):
+    """What all operators have in common that are asked about here."""
+
+    name: str
+    dims: tuple[_Shape, ...]  # of the inputs
+
+
 class _Operators(Struct, frozen=True):
-    """The operators of a scene's steps: `dims` of the inputs of row `rows[n]`, named `names[n]`."""
+    """The operators of a scene's steps: that of row `rows[n]` is `forms[codes[n]]`. Few forms are of many rows."""
 
     scene: TrainingScene
     rows: Int64
-    names: list[str]
-    dims: list[tuple[_Shape, ...]]
+    codes: Int64
+    forms: list[_Form]
 
-    def where(self, chosen: Sequence[bool]) -> Int64:
-        found: Int64 = self.rows[np.array(chosen, bool)]
+    def where(self, chosen: Iterable[bool]) -> Int64:
+        """Rows of the chosen forms."""
+        found: Int64 = self.rows[np.array([*chosen], bool)[self.codes]]
         return found
 
     def with_shape(self, *shapes: _Shape) -> Bools:
         """Whether one of the inputs has one of these shapes, by row of the scene."""
-        return flags(len(self.scene.span), self.where([any(one in shapes for one in dims) for dims in self.dims]))
+        return flags(len(self.scene.span), self.where(any(one in shapes for one in form.dims) for form in self.forms))
+
+    def of(self, rows: Int64) -> list[_Form]:
+        return [self.forms[code] for code in self.codes[np.searchsorted(self.rows, rows)].tolist()]
+
+    def forward(self) -> list[_Form]:
+        """What runs outside backward passes."""
+        return [self.forms[code] for code in np.unique(self.codes[self.scene.in_backward[self.rows] < 0]).tolist()]
 
     def filled_below(self, rows: Int64) -> dict[int, _Shape]:
         """Of each of these rows the tensor that is filled below it."""
+        if not len(rows):
+            return {}
         holder = self_or_ancestor(self.scene.span.parent, flags(len(self.scene.span), rows))
+        fills = np.array([form.name in _FILLS and bool(form.dims) for form in self.forms], bool)[self.codes]
+        fills &= holder[self.rows] >= 0
+        codes = self.codes[fills].tolist()
         return {
-            int(holder[row]): dims[0]
-            for row, name, dims in zip(self.rows.tolist(), self.names, self.dims, strict=True)
-            if name in _FILLS and holder[row] >= 0 and dims
+            row: self.forms[code].dims[0] for row, code in zip(holder[self.rows[fills]].tolist(), codes, strict=True)
         }
 
 
 def _operators(scene: TrainingScene) -> _Operators:
-    rows = np.flatnonzero(scene.operators)
-    texts = scene.span.series("shapes").gather(rows)
-    parsed = {
-        text: tuple(known for one in json_list(text) if (known := sizes(one)) is not None)
-        for text in texts.unique().to_list()
-    }
-    names = [scene.span.names.values[code] for code in scene.span.names.codes[rows].tolist()]
-    return _Operators(scene, rows, names, [parsed[text] for text in texts.to_list()])
+    rows, names = np.flatnonzero(scene.operators), scene.span.names
+    shapes = texts(scene.span.series("shapes").gather(rows))
+    width = len(names.values)
+    found, codes = np.unique(shapes.codes.astype(np.int64) * width + names.codes[rows], return_inverse=True)
+    dims = [tuple(known for one in json_list(text) if (known := sizes(one)) is not None) for text in shapes.values]
+    dims.append(())  # where there are none
+    pairs = (divmod(pair, width) for pair in found.tolist())
+    return _Operators(scene, rows, codes, [_Form(names.values[name], dims[text]) for text, name in pairs])
 
 
 def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
@@ -102,30 +120,29 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _dense_gradients(every)
     if len(scene.found):
         return  # on a device they are a loss of launches
-    chosen = [_DECOMPOSES.match(name) is not None for name in every.names]
-    rows = outermost(scene, flags(len(scene.span), every.where(chosen)))
+    decompositions = every.where(_DECOMPOSES.match(form.name) is not None for form in every.forms)
+    rows = outermost(scene, flags(len(scene.span), decompositions))
     if len(rows):
-        names = pl.Series([scene.span.names.values[code] for code in scene.span.names.codes[rows].tolist()])
-        forward = rows[names.str.starts_with("aten::").to_numpy()]
+        forward = rows[scene.span.names.starting("aten::")[rows]]
         if len(forward):
             yield ("decomposition", scene.span.names.values[scene.span.names.codes[forward[0]]], ()), rows, forward
 
 
 def _broadcasts(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
-    made: dict[tuple[str, _Shape], list[int]] = {}
-    reduced, backward = set(), every.scene.in_backward
-    for row, name, dims in zip(every.rows.tolist(), every.names, every.dims, strict=True):
-        if dims and backward[row] < 0 and _REDUCES.match(name):
-            reduced.add(dims[0])
-        if len(dims) >= 2 and dims[0] and dims[1] and backward[row] < 0 and _POINTWISE.match(name):
-            whole = _broadcast(dims[0], dims[1])
-            if prod(whole) >= MIN_ELEMENTS and prod(whole) >= MIN_RATIO * max(prod(dims[0]), prod(dims[1])):
-                made.setdefault((name, whole), []).append(row)
-    for (name, whole), makers in made.items():
-        if whole in reduced:
-            own = np.array(makers, np.int64)
-            rows = outermost(every.scene, every.with_shape(whole) | flags(len(every.scene.span), own))
-            yield ("broadcast", name, whole), rows, own
+    forward, made = every.forward(), dict[tuple[str, _Shape], list[_Form]]()
+    reduced = {form.dims[0] for form in forward if form.dims and _REDUCES.match(form.name)}
+    for form in forward:
+        if len(form.dims) < 2 or not form.dims[0] or not form.dims[1] or not _POINTWISE.match(form.name):
+            continue
+        whole = _broadcast(form.dims[0], form.dims[1])
+        largest = max(prod(form.dims[0]), prod(form.dims[1]))
+        if whole in reduced and prod(whole) >= max(MIN_ELEMENTS, MIN_RATIO * largest):
+            made.setdefault((form.name, whole), []).append(form)
+    for (name, whole), forms in made.items():
+        makers = every.where(form in forms for form in every.forms)
+        makers = makers[every.scene.in_backward[makers] < 0]
+        rows = outermost(every.scene, every.with_shape(whole) | flags(len(every.scene.span), makers))
+        yield ("broadcast", name, whole), rows, makers
 
 
 def _broadcast(one: _Shape, other: _Shape) -> _Shape:
@@ -137,43 +154,31 @@ def _broadcast(one: _Shape, other: _Shape) -> _Shape:
 
 
 def _one_hots(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
-    made = every.where([name == "aten::one_hot" for name in every.names])
+    made = every.where(form.name == "aten::one_hot" for form in every.forms)
     for shape in sorted(set(every.filled_below(made).values())):
         if len(shape) < 2 or prod(shape) < MIN_ELEMENTS:
             continue
         flat = (prod(shape[:-1]), shape[-1])
-        work = every.with_shape(shape, flat, flat[::-1])
-        makers = every.where(
-            [
-                name in _PRODUCTS and bool(dims) and dims[0] in (shape, flat) and every.scene.in_backward[row] < 0
-                for row, name, dims in zip(every.rows.tolist(), every.names, every.dims, strict=True)
-            ]
-        )
+        wide = (shape,), (flat,)
+        makers = every.where(form.name in _PRODUCTS and form.dims[:1] in wide for form in every.forms)
+        makers = makers[every.scene.in_backward[makers] < 0]
         if len(makers):
+            work = every.with_shape(shape, flat, flat[::-1])
             makers = outermost(every.scene, flags(len(work), makers))
             yield ("one_hot", "aten::one_hot", shape), outermost(every.scene, work | flags(len(work), made)), makers
 
 
 def _dense_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
-    picked = {
-        row: prod(dims[1])
-        for row, name, dims in zip(every.rows.tolist(), every.names, every.dims, strict=True)
-        if name == _DENSE and len(dims) >= 2
-    }
+    dense = every.where(form.name == _DENSE and len(form.dims) >= 2 for form in every.forms)
+    picked = dict(zip(dense.tolist(), (prod(form.dims[1]) for form in every.of(dense)), strict=True))
     tables: dict[_Shape, int] = {}
-    for row, shape in every.filled_below(np.array([*picked], np.int64)).items():
+    for row, shape in every.filled_below(dense).items():
         tables[shape] = max(tables.get(shape, 0), picked[row])
     for shape, rows_of_batch in tables.items():
         # a table that is an output layer as well has a dense gradient anyway
-        tied = any(
-            name in _PRODUCTS and (shape in dims or shape[::-1] in dims)
-            for name, dims in zip(every.names, every.dims, strict=True)
-        )
+        tied = any(form.name in _PRODUCTS and (shape in form.dims or shape[::-1] in form.dims) for form in every.forms)
         if tied or prod(shape) < MIN_ELEMENTS or shape[0] < UNTOUCHED * rows_of_batch:
             continue
-        makers = every.where(
-            [name == _LOOKS_UP[0] and shape in dims for name, dims in zip(every.names, every.dims, strict=True)]
-        )
+        makers = every.where(form.name == _LOOKS_UP[0] and shape in form.dims for form in every.forms)
         work = every.with_shape(shape) & ~every.scene.span.names.where(_LOOKS_UP)
-        dense = flags(len(work), np.array([*picked], np.int64))
-        yield ("dense_gradient", _DENSE, shape), outermost(every.scene, work | dense), makers
+        yield ("dense_gradient", _DENSE, shape), outermost(every.scene, work | flags(len(work), dense)), makers
