@@ -218,11 +218,11 @@ class Run:
     @cached_property
     def rank_maps(self) -> tuple[RankMap, ...]:
         """How much longer each rank works than its peers, along the run; empty where ranks cannot be compared."""
-        from stepscope.analyze.ranks import maps
+        from stepscope.analyze.ranks import own_work
 
         if self.reduced is not None:
-            return maps.rank_maps(self.reduced)
-        return maps.map_of_steps(self._context, self.analysis.ranks)
+            return own_work.rank_maps(self.reduced)
+        return own_work.map_of_steps(self._context, self.analysis.ranks)
 
     @cached_property
     def _traces_alone(self) -> bool:

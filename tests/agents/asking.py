@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 from mcp import Client, StdioServerParameters
 
-from stepscope.agents.jobs import Jobs, Limits
-from stepscope.agents.open_runs import OpenRuns
+from stepscope.agents.jobs import Jobs, Limits, OpenRuns
 from stepscope.agents.server import make
 from stepscope.api import ReadOptions
 

@@ -12,7 +12,7 @@ from stepscope.analyze import analyze
 from stepscope.analyze.sites import FRAMEWORKS
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.in_script import EDITS, edit_of
-from stepscope.experiment.result import edits
+from stepscope.experiment.engine import edits
 from stepscope.model import Finding, Place, Settings
 from stepscope.model.comparison import AppliedKnob
 from stepscope.schema import Knob

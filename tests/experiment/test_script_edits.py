@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnose.in_script import EDITS
-from stepscope.experiment.result import command_line, edits
+from stepscope.experiment.engine import command_line, edits
 from stepscope.model.comparison import AppliedKnob
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, KNOBS
 from stepscope.schema import Knob

@@ -10,8 +10,7 @@ from typing import Any
 from stepscope.cli.experiment import Progress
 from stepscope.experiment.runner import Order, Stopped
 from stepscope.model.sweep import Objective, Sweep
-from stepscope.sweep.engine import Conclusion, Engine
-from stepscope.sweep.reached import Reached
+from stepscope.sweep.engine import Conclusion, Engine, Reached
 from stepscope.sweep.space import Request, objective, parameter
 
 COMMAND = ("python", "train.py")

@@ -10,8 +10,8 @@ import pytest
 from stepscope.experiment.runner import StepsSeen
 from stepscope.model.machine import Prices
 from stepscope.model.sweep import Objective
-from stepscope.sweep import reached as module
-from stepscope.sweep.reached import Watch, reached
+from stepscope.sweep import engine as module
+from stepscope.sweep.engine import Watch, reached
 from tests.builders import MS, step_rows
 from tests.records import some
 from tests.report.test_energy import run as recorded

@@ -17,7 +17,7 @@ from mcp.server.stdio import stdio_server
 
 from stepscope import __version__
 from stepscope.agents import tools
-from stepscope.agents.open_runs import OpenRuns, is_search
+from stepscope.agents.jobs import OpenRuns, is_search
 from stepscope.dashboard.server.security import unexpected
 from stepscope.errors import NotThere, StepscopeError
 from stepscope.files import read_small

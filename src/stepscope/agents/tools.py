@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.agents.jobs import CANCELLED, Job
-from stepscope.agents.open_runs import OpenRuns, is_search
+from stepscope.agents.jobs import CANCELLED, Job, OpenRuns, is_search
 from stepscope.errors import UsageError
 from stepscope.report import brief
 from stepscope.report.brief import Page, answer

@@ -29,9 +29,8 @@ from stepscope.errors import UnreadableInputError, UsageError, refuse
 from stepscope.workers import usable_cores
 
 if TYPE_CHECKING:
-    from stepscope.reduction.engines import Opened
     from stepscope.reduction.plan import HostPlan
-    from stepscope.reduction.run import HostReduced
+    from stepscope.reduction.run import HostReduced, Opened
 
 
 MOST_HOSTS = 16  # whose clocks are told on the terminal; the file tells all
@@ -258,7 +257,7 @@ def reduce(
 
 
 def _check(engine: str | None, scheduler: str | None, jobs: int | None) -> None:
-    from stepscope.reduction.engines import ENGINES
+    from stepscope.reduction.run import ENGINES
 
     refuse(
         {
@@ -292,16 +291,16 @@ def _own_host(run: Path, *, quiet: bool) -> list[str] | None:
 
 
 def _opened(engine: str | None, scheduler: str | None, jobs: int | None, found: list[HostPlan]) -> Opened:
-    from stepscope.reduction import engines
+    from stepscope.reduction import run
 
     cores = usable_cores()
     count = jobs or min(cores, MOST_JOBS)
     if engine == "dask":
-        return lambda: engines.dask(scheduler or engines.LOCAL, count)
+        return lambda: run.dask(scheduler or run.LOCAL, count)
     if engine is None:
         sizes = [size for plan in found for size in plan.sizes()]
         engine = "pool" if len(sizes) > 1 and count > 1 and sum(sizes) >= WORTH_BYTES else "inline"
-    return engines.Inline if engine == "inline" else lambda: engines.pool(count)
+    return run.Inline if engine == "inline" else lambda: run.pool(count)
 
 
 def _tell(one: HostReduced) -> None:

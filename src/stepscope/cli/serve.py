@@ -155,8 +155,7 @@ def mcp(
         raise EnvironmentRefusal(
             "the tools for agents need mcp 2 or newer; install it with: pip install 'stepscope[agents]'"
         ) from None
-    from stepscope.agents.jobs import Jobs, Limits
-    from stepscope.agents.open_runs import OpenRuns
+    from stepscope.agents.jobs import Jobs, Limits, OpenRuns
 
     jobs = Jobs(folder.resolve(), Limits(max_seconds, max_jobs)) if allow_run else None
     server.serve(OpenRuns(folder, options, source=not no_source, jobs=jobs))

@@ -7,7 +7,6 @@ launch and kept slice, never the events.
 
 from __future__ import annotations
 
-from stepscope.export.merge import Exported, export
-from stepscope.export.selection import Cut, parse_categories, parse_range
+from stepscope.export.merge import Cut, Exported, export, parse_categories, parse_range
 
 __all__ = ["Cut", "Exported", "export", "parse_categories", "parse_range"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.record.agent.knobs import launched
 from stepscope.record.agent.knobs.launched import argument_of
-from stepscope.record.host.knobs import changed_by_knobs, with_argument
+from stepscope.record.host.launch import changed_by_knobs, with_argument
 from stepscope.record.host.options import RecordOptions
 from stepscope.schema import Knob
 from tests.record.agent.fake_agent import FakeAgent

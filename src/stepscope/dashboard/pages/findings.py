@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze import curves
-from stepscope.analyze.pictures import curve_lines, series
+from stepscope.analyze.pictures import series
 from stepscope.analyze.pictures.series import pick, positions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
@@ -219,10 +219,10 @@ def _loss(context: PageContext) -> Block | None:
         return None
     name = LOSS if LOSS in names else min(names, key=lambda each: (each.count("/"), each))
     curve = next(iter(curves.made(tables, named.filter(pl.col("name") == name))))
-    points = curve_lines.on_steps(curve)
+    points = curves.on_steps(curve)
     if len(points.x) < 2:
         return None
-    made = curve_lines.lines([points], POINTS)
+    made = curves.lines([points], POINTS)
     finite = points.values[np.isfinite(points.values)]
     sentence = f"{name} over {words.things(len(points.x), 'step')}"
     if len(finite):

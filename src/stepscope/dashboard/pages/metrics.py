@@ -16,9 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from stepscope.analyze import curves
-from stepscope.analyze.curves import Curve, Gap
-from stepscope.analyze.pictures import curve_lines
-from stepscope.analyze.pictures.curve_lines import SECOND, Line, Moment, Points
+from stepscope.analyze.curves import SECOND, Curve, Gap, Line, Moment, Points
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, processes, traced
@@ -69,7 +67,7 @@ class Shown(Struct, frozen=True):
 
     def points(self, curve: Curve, origin_ns: int) -> Points:
         """The curve on the axis that was chosen."""
-        return curve_lines.on_steps(curve) if self.over == STEP else curve_lines.over_time(curve, origin_ns)
+        return curves.on_steps(curve) if self.over == STEP else curves.over_time(curve, origin_ns)
 
     def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
         """The last x of all curves."""
@@ -106,7 +104,7 @@ def build(context: PageContext) -> list[Block]:
     others, asked = _others(context)
     made += asked
     origin = _origin(context.run, own)
-    happened = curve_lines.moments(tables, context.run.labelled, process)
+    happened = curves.moments(tables, context.run.labelled, process)
     marks, left_out = _marks(happened, over, origin)
     gaps = curves.gaps(context.run.labelled, process)
     layers = curves.layers(own)
@@ -208,9 +206,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         return None
     limit = EMBEDDED_POINTS if shown.context.embedded else POINTS
     window = 0 if holds else shown.window
-    made = curve_lines.lines(
-        [curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window
-    )
+    made = curves.lines([curves.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window)
     unit = blocks.unit_of(names[0]) or "scalar"
     series = []
     joined = len(drawn) > 1
@@ -287,7 +283,7 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
     if len(known) < len(points.x):
         at = int(np.argmin(finite))
         where = f"step {points.x[at]:.0f}" if over == STEP else words.seconds(float(points.x[at]))
-        word = curve_lines.word(points.values[at])
+        word = curves.word(points.values[at])
         said += f"; {len(points.x) - len(known):,} not finite, the first {word} at {where}"
     return f"{said} ({curve.source})."
 
@@ -338,7 +334,7 @@ def _layers(shown: Shown, what: str, found: Mapping[str, Curve], *, small: bool)
         rows = {layer: curve, **{f"{layer}: {name}": own[layer] for name, own in beside.items() if layer in own}}
         first |= rows
         of_layer |= dict.fromkeys(rows, layer)
-    made = curve_lines.heat(first, EMBEDDED_COLUMNS if embedded else COLUMNS)
+    made = curves.heat(first, EMBEDDED_COLUMNS if embedded else COLUMNS)
     if not made.x:
         return
     known = [value for line in made.lines for value in line.values if value is not None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.analyze.pictures.curve_lines import contour
+from stepscope.analyze.curves import contour
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
 from stepscope.dashboard.pages import PageContext

@@ -86,13 +86,13 @@ KNOBS: dict[str, KnobEntry] = {
     "torch.num_threads": _whole("settings", "Setting", 1, 4096, "threads of one operator on the CPU"),
     "torch.num_interop_threads": _whole("settings", "Setting", 1, 4096, "threads that run operators side by side"),
     "cpu.affinity": KnobEntry(
-        "process", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", _is_cpu_list
+        "settings", "MainAffinity", "CPUs, such as 0-3,8", "the CPUs the training process may use", _is_cpu_list
     ),
     "cpu.worker_affinity": KnobEntry(
-        "process", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", _is_cpu_list
+        "settings", "WorkerAffinity", "CPUs, such as 4-7", "the CPUs that loader workers may use", _is_cpu_list
     ),
     "gc": KnobEntry(
-        "process", "Collector", "freeze, off or a threshold (a whole number from 1)",
+        "settings", "Collector", "freeze, off or a threshold (a whole number from 1)",
         "Python's garbage collector, from the first steady step on",
         lambda text: text in ("freeze", "off") or _is_whole(1, 999_999_999, text),
     ),
@@ -119,12 +119,12 @@ KNOBS: dict[str, KnobEntry] = {
     "compile.dynamic": _truth(
         "model", "Compile", "whether shapes are dynamic in what the script or compile=true compiles"
     ),
-    "optimizer.fused": _truth("optimizer", "OptimizerArgument", "one kernel updates many parameters"),
+    "optimizer.fused": _truth("model", "OptimizerArgument", "one kernel updates many parameters"),
     "optimizer.foreach": _truth(
-        "optimizer", "OptimizerArgument", "each operation of the update is done for all parameters at once"
+        "model", "OptimizerArgument", "each operation of the update is done for all parameters at once"
     ),
     "zero_grad.set_to_none": _truth(
-        "optimizer", "SetToNone", "zero_grad lets go of gradients instead of filling them with zeros"
+        "model", "SetToNone", "zero_grad lets go of gradients instead of filling them with zeros"
     ),
     "allocator.conf": KnobEntry(
         "launched", "AllocatorConf", "settings such as expandable_segments:True",
