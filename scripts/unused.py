@@ -52,7 +52,7 @@ ALLOWED = {
         *("blocks_in_use", "most_cost_ms"),
     ),
     "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns",),
-    "asked for by the name of a page": ("ranks_empty", "ranks_choices", "hang_empty"),
+    "asked for by the name of a page": ("ranks_empty", "ranks_choices", "hang_empty", "system_empty"),
     "of the arguments of a trace's entry, taken by key": ("sort_index",),
 }
 

@@ -134,7 +134,7 @@ def _write_report(run: api.Run, *, source: bool) -> Path | None:
 
 def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     """Into the notebook where there is one, else onto stdout."""
-    from stepscope.dashboard import notebook, terminal
+    from stepscope.dashboard import single, terminal
 
     report = run.report(source=source)
     inside = page is not None and page.is_relative_to(Path.cwd())
@@ -145,7 +145,7 @@ def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
         return
     from IPython.display import display as show
 
-    show({"text/html": notebook.fragment(report, page=shown), "text/plain": notebook.text(report)}, raw=True)
+    show({"text/html": single.fragment(report, page=shown), "text/plain": single.text(report)}, raw=True)
 
 
 def _execute(shell: Any, line: str, text: str, folder: str | None, began: float) -> None:

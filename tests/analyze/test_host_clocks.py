@@ -12,7 +12,7 @@ import pytest
 
 from stepscope import cli
 from stepscope.analyze.ranks import judge
-from stepscope.analyze.ranks.clocks import clocks
+from stepscope.analyze.ranks.verdict import clocks
 from stepscope.analyze.views import communication
 from stepscope.model.ranks import HostClock
 from stepscope.schema import REDUCED_SCHEMA

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.dashboard import notebook
+from stepscope.dashboard import single
 from stepscope.model import Diagnosis
 from stepscope.report.document import build
 from tests.dashboard.plain_pages import Page
@@ -161,7 +161,7 @@ def test_outside_of_a_notebook_the_terminal_report_is_printed(
 
 def test_a_fragment_is_one_element_without_scripts(tmp_path: Path) -> None:
     write_script(tmp_path)
-    made = notebook.fragment(build(analysis(tmp_path), diagnosis(tmp_path)), page="runs/one/report.html")
+    made = single.fragment(build(analysis(tmp_path), diagnosis(tmp_path)), page="runs/one/report.html")
     page = Page(made)
     assert page.open == []
     assert page.top == 1
@@ -180,6 +180,6 @@ def test_a_fragment_is_one_element_without_scripts(tmp_path: Path) -> None:
 
 def test_a_healthy_run_and_one_without_steps(tmp_path: Path) -> None:
     write_script(tmp_path)
-    assert "Nothing worth fixing" in notebook.fragment(build(analysis(tmp_path), Diagnosis((), ())))
-    silent = notebook.fragment(build(analysis(tmp_path, steps=(), stacks=None), Diagnosis((), ())))
+    assert "Nothing worth fixing" in single.fragment(build(analysis(tmp_path), Diagnosis((), ())))
+    silent = single.fragment(build(analysis(tmp_path, steps=(), stacks=None), Diagnosis((), ())))
     assert "no step was seen" in silent

@@ -19,7 +19,7 @@ from stepscope.dashboard import single, terminal
 from stepscope.dashboard.pages import compare
 from stepscope.errors import StepscopeError
 from stepscope.report import comparison_report
-from stepscope.report.values import plain_value
+from stepscope.report.escape import plain_value
 from stepscope.tables.schema import SCHEMAS
 from tests.golden.inputs import Input
 from tests.on_terminal import rendered

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.dashboard import terminal
+from stepscope.dashboard.pages import experiments
 from stepscope.model import comparison
 from stepscope.report import experiment_report
 from tests.records import replace
@@ -70,6 +71,7 @@ def shown(found: comparison.Experiment, *, width: int = 100, encoding: str = "ut
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    terminal.show_experiment(experiment_report.experiment_document(found), console, page=page)
+    document = experiment_report.experiment_document(found)
+    terminal.show_search(document, experiments.screen(document), console, page=page or "")
     stream.flush()
     return raw.getvalue().decode(encoding)

@@ -27,7 +27,7 @@ from stepscope.model.comparison import (
     Verdict,
 )
 from stepscope.report import comparison_report
-from stepscope.report.values import json_bytes
+from stepscope.report.escape import json_bytes
 from tests.records import replace
 
 EFFECT = Effect(1.28, 1.25, 1.31, 4, 0.01, 0.001)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from stepscope.dashboard import notebook
+from stepscope.dashboard import single
 from stepscope.model import Abstention, Analysis, DeviceLines, DeviceTime, Diagnosis, ReadingFacts, TraceFacts
 from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.model.sampled import SampledViews
 from stepscope.report import experiment_report
 from stepscope.report.document import build
-from stepscope.report.values import json_bytes
+from stepscope.report.escape import json_bytes
 from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
 from tests.report import fabricate_experiment as tried
@@ -100,7 +100,7 @@ def test_a_report_is_shown_not_obeyed(tmp_path: Path, leave: tuple[str, ...], of
         no_harm(piped)
         assert not any(line.startswith("fake:") for line in piped.splitlines())
         no_markup(page_of(report, facts))
-        no_markup(notebook.fragment(report, page=HOSTILE), "svg", "html")
+        no_markup(single.fragment(report, page=HOSTILE), "svg", "html")
 
 
 def test_colours_are_ours(tmp_path: Path) -> None:

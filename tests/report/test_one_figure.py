@@ -13,7 +13,7 @@ import pytest
 
 import stepscope
 from stepscope import api
-from stepscope.dashboard import notebook, pages, single
+from stepscope.dashboard import pages, single
 from stepscope.dashboard.pages import PageContext
 from stepscope.report import comparison_report, sentences, words
 from stepscope.report.document import report_bytes
@@ -159,7 +159,7 @@ def test_every_surface_tells_the_same_mean_median_and_percentile(
         figures = _figures(shown_blocks)
         assert {label: figures[label] for label in HEAD} == pytest.approx({k: steps[v] for k, v in HEAD.items()})
     assert words.milliseconds(steps["mean_ms"]) in _page(run)
-    assert f"{mean} ms a step (median {median}, p95 {p95})" in notebook.fragment(run.report())
+    assert f"{mean} ms a step (median {median}, p95 {p95})" in single.fragment(run.report())
     longest = _table(_blocks(run, "steps"), "longest")
     assert longest
     if steps["count"] == longest_total(document):  # nothing but steady steps: none is longer than the longest of them

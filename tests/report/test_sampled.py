@@ -11,7 +11,7 @@ from stepscope.model.sampled import (
 )
 from stepscope.report import words
 from stepscope.report.document import build
-from stepscope.report.values import plain_mapping
+from stepscope.report.escape import plain_mapping
 from tests.on_terminal import on_terminal
 from tests.records import replace, some
 from tests.report.fabricate import analysis, diagnosis, kept

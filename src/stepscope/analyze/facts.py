@@ -16,12 +16,7 @@ from stepscope.analyze import compilers, memory_losses, metrics, redundant, site
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
-from stepscope.analyze.host import (
-    loops,
-    main_thread,
-    sampled_stacks,
-    sampled_time,
-)
+from stepscope.analyze.host import loops, main_thread, sampled_stacks, sampled_time
 from stepscope.analyze.host.sampled_time import Calls, SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings

@@ -81,7 +81,7 @@ def compare(
     from stepscope.dashboard import terminal
     from stepscope.dashboard.pages import compare as page
     from stepscope.report import comparison_report, outputs
-    from stepscope.report.values import json_bytes
+    from stepscope.report.escape import json_bytes
 
     fractions = []
     for text in (part.strip() for given in fail_on or () for part in given.split(",")):

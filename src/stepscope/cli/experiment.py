@@ -11,31 +11,22 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.options import (
-    Force,
-    HtmlFile,
-    JsonFile,
-    OptionGroup,
-    Priced,
-    Quiet,
-    argument,
-    ignored_rules,
-    option,
-)
+from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Priced, Quiet, argument, ignored_rules, option
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from stepscope.dashboard.blocks import Block
     from stepscope.experiment.folder import Made
     from stepscope.experiment.plan import Request, Slot
     from stepscope.experiment.propose import Proposals
@@ -264,11 +255,11 @@ def _show(
     That run is the one that the findings are of, else one of the baseline.
     """
     from stepscope import api
-    from stepscope.dashboard import single, terminal
+    from stepscope.dashboard import single
     from stepscope.dashboard.pages import experiments
     from stepscope.experiment.folder import RUNS
     from stepscope.experiment.plan import FINDINGS
-    from stepscope.report import experiment_report, outputs
+    from stepscope.report import experiment_report
 
     source = None if request.source in (None, FINDINGS) else Path(str(request.source))
     source = source if source is not None and source.is_dir() else None  # one of ours
@@ -289,12 +280,21 @@ def _show(
     if source is not None:
         # the candidates came from it, so it is the run that was opened above
         experiment_report.leave_with(found, source, render if report is not None else None)
-    if not quiet:
+    document = experiment_report.experiment_document(found)
+    _put(document, None if quiet else experiments.screen(document), page, files)
+
+
+def _put(document: dict[str, Any], shown: Iterable[Iterable[Block]] | None, page: Path, files: outputs.Plan) -> None:
+    """Print what is to be `shown` of the document, and write the files that were asked for."""
+    from stepscope.dashboard import terminal
+    from stepscope.report import outputs
+    from stepscope.report.escape import json_bytes
+
+    if shown is not None:
         stream = sys.stderr if files.uses_stdout else sys.stdout
-        document = experiment_report.experiment_document(found)
-        terminal.show_experiment(document, outputs.console(stream), page=str(page))
+        terminal.show_search(document, shown, outputs.console(stream), page=str(page))
     if files.json_file is not None:
-        outputs.emit(files.json_file, experiment_report.dumps(found))
+        outputs.emit(files.json_file, json_bytes(document))
     if files.html_file is not None:
         outputs.emit(files.html_file, page.read_bytes())
 
@@ -506,7 +506,7 @@ def sweep(
 def _show_sweep(found: Sweep, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:
     """The report of the best trial with the sweep in it, and the table on the terminal."""
     from stepscope import api
-    from stepscope.dashboard import single, terminal
+    from stepscope.dashboard import single
     from stepscope.dashboard.pages import sweeps
     from stepscope.experiment.folder import RUNS
     from stepscope.report import outputs, sweep_report
@@ -522,10 +522,4 @@ def _show_sweep(found: Sweep, folder: Path, files: outputs.Plan, *, quiet: bool)
         except StepscopeError:
             pass  # the run may be gone; what was read of it is not
     page = outputs.write(report, folder, render)[1]
-    if not quiet:
-        stream = sys.stderr if files.uses_stdout else sys.stdout
-        terminal.show_sweep(document, outputs.console(stream), page=str(page))
-    if files.json_file is not None:
-        outputs.emit(files.json_file, sweep_report.dumps(found))
-    if files.html_file is not None:
-        outputs.emit(files.html_file, page.read_bytes())
+    _put(document, None if quiet else sweeps.screen(document), page, files)

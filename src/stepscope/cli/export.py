@@ -144,12 +144,12 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
     from stepscope import api
     from stepscope.report import outputs, words
     from stepscope.report.escape import plain
-    from stepscope.sinks import Target, files, mlflow, one_at_a_time, tensorboard, trackio, wandb
+    from stepscope.sinks import Target, exported, mlflow, one_at_a_time, tensorboard, trackio, wandb
     from stepscope.sinks.exported import Exported
 
     tools = {
-        "csv": files.csv,
-        "parquet": files.parquet,
+        "csv": exported.csv,
+        "parquet": exported.parquet,
         "tensorboard": tensorboard.tensorboard,
         "wandb": wandb.wandb,
         "mlflow": mlflow.mlflow,

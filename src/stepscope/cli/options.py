@@ -378,7 +378,7 @@ def judge(run: Run, names: Sequence[str], *, quiet: bool = False, source: bool =
         return PASSED
     from stepscope.analyze.compilers import checks
     from stepscope.report.document import without_quotes
-    from stepscope.report.values import plain_mapping
+    from stepscope.report.escape import plain_mapping
     from stepscope.report.words import Shortener
 
     facts = run.analysis

@@ -150,7 +150,7 @@ def _history(places: Sequence[Place], json_file: str | None) -> None:
     from stepscope.dashboard.blocks import Alone
     from stepscope.dashboard.server.catalog import manifest_of
     from stepscope.report import outputs
-    from stepscope.report.values import json_bytes
+    from stepscope.report.escape import json_bytes
 
     scripts = {place: manifest_of(place).of_script for place in places}
     known = sorted(set(scripts.values()), key=lambda script: -list(scripts.values()).count(script))
@@ -175,8 +175,8 @@ def _hosts(places: Sequence[Place], json_file: str | None, csv: str | None) -> N
     from stepscope.dashboard.blocks import Alone
     from stepscope.model.comparison import HostHistory
     from stepscope.report import outputs
+    from stepscope.report.escape import json_bytes, plain_mapping
     from stepscope.report.table import csv_bytes
-    from stepscope.report.values import json_bytes, plain_mapping
 
     if not places:
         raise UnreadableInputError("no recorded run matches; name a folder of runs")

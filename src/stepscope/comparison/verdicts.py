@@ -21,16 +21,7 @@ from msgspec.structs import replace
 
 from stepscope.comparison import thresholds
 from stepscope.comparison.thresholds import Alpha, Limits
-from stepscope.model.comparison import (
-    FASTER,
-    NO_DIFFERENCE,
-    SLOWER,
-    UNDECIDED,
-    VOID,
-    Comparison,
-    Effect,
-    Verdict,
-)
+from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID, Comparison, Effect, Verdict
 from stepscope.model.counted import things
 
 _MOST = 1_000  # pairs; nobody runs more, and the search ends

@@ -14,7 +14,7 @@ from stepscope.dashboard.pages import PageContext
 from stepscope.model.comparison import Change, Version
 from stepscope.report import words
 from stepscope.report.comparison_report import signed_percent
-from stepscope.report.values import plain_mapping
+from stepscope.report.escape import plain_mapping
 
 SCHEMA = "stepscope.history/1"
 MOST = 8  # changes in a cell; JSON has all

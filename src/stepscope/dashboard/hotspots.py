@@ -20,9 +20,8 @@ from stepscope.dashboard import blocks, terminal
 from stepscope.dashboard.blocks import Alone, Row, rows_table
 from stepscope.model.sampled import Hotspots, SampledProcess
 from stepscope.report import words
-from stepscope.report.escape import one_line, plain
+from stepscope.report.escape import json_bytes, one_line, plain, plain_value
 from stepscope.report.table import csv_bytes
-from stepscope.report.values import json_bytes, plain_value
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"

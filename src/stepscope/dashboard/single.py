@@ -5,6 +5,10 @@ names by their hashes; documents stand in it as JSON in which nothing can be rea
 long. Browsers that run no scripts show the same documents as plain HTML (`static_page`), which is also what there is
 where no front end was built. A file that would be too large has fewer rows of each table and its flame graph is drawn
 with fewer boxes; at last flame graph and timeline are left out. Totals stay those of the whole.
+
+`fragment` is a piece of HTML with the findings that a notebook shows below a cell: one element, no script. Its style
+sheet is bound to that element and takes text and background from the notebook, bright or dark. Where a viewer drops
+style sheets (a notebook that is not trusted) what is left is still in order: headings, lists, lines of source.
 """
 
 from __future__ import annotations
@@ -14,23 +18,25 @@ import gzip
 import re
 from collections.abc import Mapping
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
-from stepscope.dashboard import blocks, bundle, pages, static_page
+from stepscope.dashboard import blocks, bundle, pages, static_page, summary
 from stepscope.dashboard.pages import EMBEDDED_BOXES, EMBEDDED_ROWS, ONLY, PAGES, PageContext
 from stepscope.dashboard.server import live
 from stepscope.dashboard.static_page import STYLE
 from stepscope.errors import StepscopeError
-from stepscope.report.escape import markup
+from stepscope.model import Report
+from stepscope.report.escape import LONGEST, markup
 from stepscope.report.escape import plain as harmless
-from stepscope.report.words import command_line
+from stepscope.report.words import Shortener, command_line
 
 if TYPE_CHECKING:
     from stepscope import api
-    from stepscope.model import Report
     from stepscope.model.sampled import FlameGraph
     from stepscope.report.outputs import Render
 
@@ -233,3 +239,45 @@ def _cut(document: dict[str, Any], context: PageContext, rows: int, boxes: int) 
         else:
             made.append(block)
     return {**document, "blocks": made}
+
+
+SHOWN = 8  # findings, with what they explain; the rest is counted
+LEVEL = static_page.Level(rows=20, cards=SHOWN, text=600, cell=LONGEST)
+COLUMNS = 100  # of the plain text twin
+_CELL = re.compile(r"/notebook/cell_(\d+)\.py$")  # where the magic keeps the source of cell N
+_ROOT = "stepscope-findings"
+_CELL_STYLE = "\n" + Path(__file__).with_name("notebook.css").read_text(encoding="utf-8")
+
+
+class CellShortener(Shortener):
+    """Places as `Shortener` shows them, and those in cells of a notebook by the number of the cell."""
+
+    def __call__(self, file: str, line: int | None = None) -> str:
+        """`file:line` or `cell [3], line 7`, harmless to print."""
+        cell = _CELL.search(file)
+        if cell is None:
+            return super().__call__(file, line)
+        return f"cell [{cell[1]}]" + (f", line {line}" if line is not None else "")
+
+
+def fragment(report: Report, *, page: str | None = None) -> str:
+    """One HTML element with the headline and the findings; `page` is where everything else can be seen."""
+    chosen = (summary.headline, summary.partition, summary.findings)
+    sections = summary.sections(report, CellShortener(report.run), chosen)
+    sections.append([blocks.text(f"Everything else: {page}", "note")] if page else [])
+    shown = "\n".join(static_page.drawn(section, LEVEL) for section in sections)
+    shown = shown.replace("</dt>", ":</dt>")  # labels that read as such without a style sheet
+    return f"<section class='{_ROOT}' aria-label='stepscope findings'><style>{_CELL_STYLE}</style>{shown}</section>"
+
+
+def text(report: Report) -> str:
+    """The same for where no HTML is shown: the terminal's report, without colour."""
+    from rich.console import Console
+
+    from stepscope.dashboard import terminal
+
+    stream = StringIO()
+    # whatever a notebook's environment says of colours and of itself
+    console = Console(file=stream, width=COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
+    terminal.render(report, console)
+    return stream.getvalue()

@@ -4,8 +4,6 @@ On a screen sentences are broken over lines and names are cut at its edge; in a 
 each statement and each row is one whole line. Colour only supports what characters already say, so a log file or a
 colour-blind reader loses nothing. Every text of a run has passed `escape.plain` and is put into `rich.text.Text`, which
 interprets no markup.
-
-Columns of text on a terminal, and what is worth less attention than the rest.
 """
 
 from __future__ import annotations
@@ -155,25 +153,15 @@ def show_comparison(document: dict[str, Any], console: Console, *, top: int | No
     show([compare.comparison(rows, document)], console, most=140)
 
 
-def show_experiment(document: Item, console: Console, *, page: str | None = None) -> None:
-    """Print what came of an experiment; `page` is where its report lies, if one was written."""
-    from stepscope.dashboard.pages import experiments
-
+def show_search(document: Item, sections: Iterable[Iterable[Block]], console: Console, *, page: str = "") -> None:
+    """Print what came of an experiment or a sweep; `page` is where its report lies, if one was written."""
     steps = [("repeat", document["repeat"]), ("everything", words.near(page or document["folder"] or "", _cwd()))]
-    show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
+    show(sections, console, [(label, plain(text, 4000)) for label, text in steps if text])
 
 
 def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
     """Print what an operator takes alone."""
     show([summary.replayed(Alone(shorten=shorten), document)], console)
-
-
-def show_sweep(document: Item, console: Console, *, page: str) -> None:
-    """Print what came of a sweep; `page` is where its report lies."""
-    from stepscope.dashboard.pages import sweeps
-
-    steps = [("repeat", document["repeat"]), ("everything", words.near(page, _cwd()))]
-    show(sweeps.screen(document), console, [(label, plain(text, 4000)) for label, text in steps])
 
 
 def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:

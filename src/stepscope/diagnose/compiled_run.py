@@ -32,19 +32,7 @@ from stepscope.diagnose.compile import (
     unclear,
     what,
 )
-from stepscope.diagnose.rule import (
-    REPORT_FLOOR,
-    Claim,
-    Need,
-    Rule,
-    Thresholds,
-    advice,
-    at,
-    at_place,
-    ms,
-    rule,
-    shown,
-)
+from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, Rule, Thresholds, advice, at, at_place, ms, rule, shown
 from stepscope.model import Analysis
 from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric
 from stepscope.model.counted import things

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from stepscope.model.metrics import Alarm, StepBatch, StepData
 from stepscope.report import words
-from stepscope.report.escape import plain
-from stepscope.report.values import json_bytes, plain_rows
+from stepscope.report.escape import json_bytes, plain, plain_rows
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.batch/1"

@@ -12,9 +12,9 @@ from typing import Any
 from stepscope.comparison.verdicts import percent
 from stepscope.model.comparison import Change, Comparison, Measure, Outcome, SideFacts
 from stepscope.report import words
+from stepscope.report.escape import plain_mapping, plain_rows, plain_value
 from stepscope.report.source import SourceReader
 from stepscope.report.table import csv_bytes
-from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
 # Upper bounds of lists, so that a document of many runs stays small.
 MAX_PAIRS = 200

@@ -23,9 +23,9 @@ from stepscope.model import REPORT_SCHEMA, Analysis, Diagnosis, Finding, Report,
 from stepscope.model.comparison import TrialFacts, standing
 from stepscope.model.compilers import CompilersView
 from stepscope.model.views import Views
+from stepscope.report.escape import field_names, json_bytes, plain_mapping, plain_rows, plain_value
 from stepscope.report.replays import evidence as replayed_evidence
 from stepscope.report.source import SourceReader
-from stepscope.report.values import field_names, json_bytes, plain_mapping, plain_rows, plain_value
 
 Row = dict[str, Any]
 _Makers = dict[str, Callable[[], Any]]  # what makes each view

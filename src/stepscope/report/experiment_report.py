@@ -21,7 +21,7 @@ from stepscope.model.comparison import EXPERIMENT_SCHEMA, Experiment
 from stepscope.report import outputs
 from stepscope.report.comparison_report import MEAN, measure_document, outcome_document
 from stepscope.report.document import bare_report, load_report
-from stepscope.report.values import json_bytes, plain_rows, plain_value
+from stepscope.report.escape import json_bytes, plain_rows, plain_value
 
 NAME = "experiment.json"
 MAX_BYTES = 32 * 1024 * 1024  # of a file that is read; ours are well below one

@@ -12,8 +12,7 @@ from stepscope.errors import EnvironmentRefusal
 from stepscope.files import read_small
 from stepscope.model.replay import SCHEMA, OperatorReplay, OperatorReplays
 from stepscope.report import outputs, words
-from stepscope.report.escape import one_line, plain
-from stepscope.report.values import json_bytes, plain_mapping
+from stepscope.report.escape import json_bytes, one_line, plain, plain_mapping
 
 NAME = "replay.json"
 MAX_FILE_BYTES = 2_000_000

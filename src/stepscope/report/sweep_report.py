@@ -15,8 +15,8 @@ import msgspec
 from stepscope.errors import UnreadableInputError
 from stepscope.model.sweep import SWEEP_SCHEMA, Sweep
 from stepscope.report import words
+from stepscope.report.escape import json_bytes, plain_rows, plain_value
 from stepscope.report.experiment_report import load_document
-from stepscope.report.values import json_bytes, plain_rows, plain_value
 
 NAME = "sweep.json"
 MAX_BYTES = 64 * 2**20  # of a file that is read

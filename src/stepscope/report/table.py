@@ -23,8 +23,7 @@ from stepscope.errors import UsageError
 from stepscope.model.views import PARTS, Diff
 from stepscope.report import sentences
 from stepscope.report.definitions import definition
-from stepscope.report.escape import visible
-from stepscope.report.values import field_names, is_record, json_bytes
+from stepscope.report.escape import field_names, is_record, json_bytes, visible
 
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Selection

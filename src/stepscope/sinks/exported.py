@@ -4,29 +4,40 @@ Points are those of `analyze --table metrics`: what was found, logged and tapped
 stand on, `sys/…` of telemetry. The axis is our own step: the one a value was read in, or else the one begun last before
 it; `BEFORE` stands for none, where a tool must have a number. One run holds all processes: names of those behind the
 first begin with the process. Texts may hold whatever a run folder does, and are made harmless to readers of Markdown.
+
+CSV and Parquet: a folder with the long table of all curves, the steps, the findings, and the report.
+
+The table `metrics` has the columns of `analyze --table metrics`, values in full precision; a missing step is an empty
+field. `steps` has every step with the reason why it counts or not, those included that no `perf/…` curve stands on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import polars as pl
 
 from stepscope.analyze import curves
 from stepscope.analyze.views.select import NO_CURVES
 from stepscope.dashboard import single
 from stepscope.dashboard.server import live
+from stepscope.errors import UsageError
 from stepscope.report import sentences, words
-from stepscope.report.escape import one_line
-from stepscope.report.values import plain_value
+from stepscope.report.escape import one_line, plain_value
+from stepscope.report.outputs import write_file
+from stepscope.report.table import csv_cell
+from stepscope.sinks import Sent, Target
 from stepscope.tables.arrays import NONE
+from stepscope.tables.trace_entry import write_parquet
 
 if TYPE_CHECKING:
     from stepscope import api
@@ -297,3 +308,63 @@ def missing(points: pl.DataFrame, there: pl.DataFrame, keys: list[str]) -> pl.Da
     number = pl.int_range(pl.len()).over(keys).alias("nth")
     known = there.select(*keys).with_columns(number)
     return points.with_columns(number).join(known, on=[*keys, "nth"], how="anti", maintain_order="left").drop("nth")
+
+
+COLUMNS = ("step", "time_ns", "since_start_ns", "name", "value", "source", "rank", "process")
+ABOUT = "run.json"
+
+
+def csv(run: Exported, target: Target) -> Sent:
+    """Files of comma-separated values. Texts are made harmless as in every table; NaN and inf stand as such."""
+    return _write(run, target, "csv", _csv_bytes)
+
+
+def parquet(run: Exported, target: Target) -> Sent:
+    """Files of Parquet."""
+    return _write(run, target, "parquet", _parquet_bytes)
+
+
+def _write(run: Exported, target: Target, kind: str, encoded: Callable[[pl.DataFrame], bytes]) -> Sent:
+    folder = target.folder(kind, run.name)
+    names = [*(f"{name}.{kind}" for name in ("metrics", "steps", "findings")), ABOUT, PAGE]
+    there = next((name for name in names if (folder / name).exists()), None)
+    if there is not None and not target.force:
+        raise UsageError(f"{folder / there}: exists; add --force to overwrite it, or name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: a file; name a folder")
+    since = (pl.col("time_ns") - (run.started_ns or 0)).alias("since_start_ns")
+    schema = dict.fromkeys(_FINDING_TEXTS, pl.String) | dict.fromkeys(_FINDING_FIGURES, pl.Float64)
+    parts = {
+        "metrics": encoded(run.rows.with_columns(since).select(COLUMNS)),
+        "steps": encoded(run.steps),
+        "findings": encoded(pl.DataFrame(run.findings, schema=schema)),
+    }
+    for name, data in parts.items():
+        write_file(folder / f"{name}.{kind}", data, make_folder=True)
+    write_file(folder / ABOUT, msgspec.json.format(msgspec.json.encode(run.config | {"summary": run.summary})) + b"\n")
+    write_file(folder / PAGE, run.page)
+    return Sent(str(folder), run.rows.height)
+
+
+_FINDING_TEXTS = (
+    *("kind", "id", "rule", "category", "severity", "confidence", "title", "cost"),
+    *("place", "function", "fix", "caveat", "evidence"),
+)
+_FINDING_FIGURES = ("cost_ms_per_step", "share", "gain_ceiling")
+
+
+def _csv_bytes(frame: pl.DataFrame) -> bytes:
+    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
+    known = {name: frame[name].unique().drop_nulls().to_list() for name in texts}
+    harmless = [
+        pl.col(name).replace_strict(words, [csv_cell(word) for word in words], return_dtype=pl.String)
+        for name, words in known.items()
+        if words
+    ]
+    return frame.with_columns(harmless).write_csv().encode()
+
+
+def _parquet_bytes(frame: pl.DataFrame) -> bytes:
+    out = io.BytesIO()
+    write_parquet(frame, out)
+    return out.getvalue()

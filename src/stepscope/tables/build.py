@@ -25,10 +25,9 @@ from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables import compiles, journal
 from stepscope.tables.arrays import return_freed_memory
 from stepscope.tables.cache import BuildOptions, EventsTable, events_table
-from stepscope.tables.job import job_facts
 from stepscope.tables.journal import chosen, steps_table
 from stepscope.tables.metrics import metrics_table
-from stepscope.tables.processes import HostProcesses, host_processes, processes_table
+from stepscope.tables.processes import HostProcesses, host_processes, job_facts, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
 from stepscope.tables.stacks import StackRows, foreign_processes

@@ -19,9 +19,8 @@ from stepscope.model.counted import things
 from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
 from stepscope.tables.cache import EventsTable
-from stepscope.tables.job import job_notes
 from stepscope.tables.links import METHODS
-from stepscope.tables.processes import RANK, HostProcesses
+from stepscope.tables.processes import RANK, HostProcesses, job_notes
 
 REMEDY = (
     "run it without -I, -E or -S, keep PYTHONPATH and STEPSCOPE_RECORD in its environment, and for a container run "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.views import modules
+from stepscope.analyze.views import operators
 from stepscope.engine.module_calls import MAX_LEVELS
 from stepscope.model.views import ModuleTree
 from tests.analyze import shared_traces
@@ -18,7 +18,7 @@ from tests.records import some
 
 
 def tree_of(trace: Nested, steps_us: list[tuple[float, float]] | None = None) -> ModuleTree:
-    found = modules.tree(base_of(trace.tables(steps_us)))
+    found = operators.module_tree(base_of(trace.tables(steps_us)))
     assert found is not None
     return found
 
@@ -95,7 +95,7 @@ def test_every_slice_counts_once(shapes: list[Any], data: st.DataObject) -> None
             if row.get("parent") is not None:
                 own[row["parent"]] += row["duration_ns"]
     made = trace.tables()
-    found = modules.tree(base_of(made))
+    found = operators.module_tree(base_of(made))
     if found is None:
         assert not any(row["name"].startswith("nn.Module: ") for row in trace.events)
         return
@@ -130,9 +130,9 @@ PLUGIN = {
 @shared_traces.needs_traces
 def test_modules_are_those_of_the_plugin() -> None:
     (name,) = [name for name in shared_traces.files() if name.startswith("tracelens/h100/gaunernst_bert")]
-    found = some(modules.tree(base_of(shared_traces.run_of(name).tables)))
+    found = some(operators.module_tree(base_of(shared_traces.run_of(name).tables)))
     known = {node.name: node for node in found.nodes}
-    for instance, (calls, operators, host_us) in PLUGIN.items():
+    for instance, (calls, inside, host_us) in PLUGIN.items():
         node = known[instance]
-        assert (node.calls, node.operators) == (calls, operators)
+        assert (node.calls, node.operators) == (calls, inside)
         assert node.host_total_ns == pytest.approx(host_us * US, abs=US)

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import allocated_memory, modules, operators
+from stepscope.analyze.views import allocated_memory, operators
 from stepscope.model.memory import MemoryRecording
 from stepscope.model.views import OperatorRow
 from stepscope.read.memory_recordings import CATEGORIES, read_recordings
@@ -117,7 +117,7 @@ def test_a_snapshot_of_pytorch(folder: Path):
 
 def test_the_tree_is_the_models_own(folder: Path) -> None:
     """The paths a model's hooks see, as often as they see them, and nothing else."""
-    found = modules.tree(base_of(opened(folder, "modules")))
+    found = operators.module_tree(base_of(opened(folder, "modules")))
     assert found is not None
     assert found.steps == 3
     expected: Counter[tuple[tuple[str, int], ...]] = Counter()

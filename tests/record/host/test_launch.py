@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.record.host.command import CommandNotStarted
+from stepscope.record.host.folder import git_root, git_state
 from stepscope.record.host.launch import launch
-from stepscope.record.host.manifest import git_root, git_state
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.signals import AGAIN_SECONDS, MAX_STEPS_MARKER, MOST, StepLimit
 from tests.record.host.launching import host_dir, is_alive, launcher, manifest, record, started, wait_for

@@ -29,10 +29,10 @@ from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
 from stepscope.engine.attribution import heaviest_lines, origins, place
-from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
 from stepscope.engine.journal import event_data, events_in_steps, mean, place_of
 from stepscope.engine.samples import Samples, short
+from stepscope.engine.scene import LOADER_RANGE
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps

@@ -17,15 +17,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.input.loader import known_cores, ranks_on_host
-from stepscope.analyze.machine.readings import (
-    average,
-    growths,
-    level,
-    manifest_objects,
-    of,
-    rank_pids,
-    seconds,
-)
+from stepscope.analyze.machine.readings import average, growths, level, manifest_objects, of, rank_pids, seconds
 from stepscope.analyze.sites import thread_count, threads_set
 from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps

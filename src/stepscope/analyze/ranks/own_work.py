@@ -3,7 +3,7 @@
 In synchronous training all ranks' steps are equally long, so who is late shows in what it does before it waits: the
 host's phases of every step that hold no exchange, and in windows the devices' own work.
 
-How much longer each rank works than its peers, along the run: what a map of ranks and steps draws.
+`rank_maps`: how much longer each rank works than its peers, along the run.
 """
 
 from __future__ import annotations

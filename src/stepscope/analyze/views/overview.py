@@ -21,9 +21,8 @@ from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_core
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, by_device, work
-from stepscope.engine.host_activity import LOADER_RANGE, host_activity
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.scene import trace_steps
+from stepscope.engine.scene import LOADER_RANGE, host_activity, trace_steps
 from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.model.trace import GpuProperties

@@ -18,14 +18,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze import curves
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import (
-    allocated_memory,
-    communication,
-    kernels,
-    modules,
-    operators,
-    overview,
-)
+from stepscope.analyze.views import allocated_memory, communication, kernels, operators, overview
 from stepscope.analyze.views.kernels import plugin_kernels
 from stepscope.analyze.views.operators import plugin_operators
 from stepscope.analyze.views.overview import plugin_rows
@@ -38,12 +31,7 @@ from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.ranks import HangRank, HangVerdict
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import (
-    OperatorRow,
-    Overview,
-    SpanViews,
-    Views,
-)
+from stepscope.model.views import OperatorRow, Overview, SpanViews, Views
 from stepscope.tables.arrays import return_freed_memory
 
 ENERGY = "energy"
@@ -441,7 +429,9 @@ TABLES: dict[str, Table] = {
         "no memory snapshot was given: write one with torch.cuda.memory._dump_snapshot",
     ),
     "out-of-memory": _memory_part(lambda view: view.out_of_memory, "no allocation failed while memory was recorded"),
-    "modules": Table(lambda source, by: getattr(modules.tree(source.base, source.only(by)), "nodes", ()), NO_MODULES),
+    "modules": Table(
+        lambda source, by: getattr(operators.module_tree(source.base, source.only(by)), "nodes", ()), NO_MODULES
+    ),
     "counters": Table(_counters, NO_DEVICE, takes=("device",)),
     "communication": Table(_communication, communication.NO_COLLECTIVES),
     "distributed": _distributed_part("workers"),
@@ -531,7 +521,7 @@ class LazyViews(Views):
     summaries = _made(lambda views: overview.summaries(views.base, tuple(views.overviews.values())))
     spans = _made(lambda views: tuple(_SpanViews(views, span.ref) for span in views.base.spans))
     kernels = _made(lambda views: views.spans[0].kernels if len(views.spans) == 1 else kernels.table(views.base))
-    modules = _made(lambda views: modules.tree(views.base))
+    modules = _made(lambda views: operators.module_tree(views.base))
     counters = _made(lambda views: overview.counters(views.base))
     communication = _made(lambda views: communication.collectives(views.base))
     distributed = _made(lambda views: communication.distributed(views.base))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.analyze.views import kernels, modules, operators, overview
+from stepscope.analyze.views import kernels, operators, overview
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
 from stepscope.engine.slice_tree import self_or_ancestor
@@ -414,7 +414,7 @@ def side(base: Base, span: SpanRef | None = None, label: str = "") -> DiffSide:
         overviews=tuple(item for item in overview.overviews(base) if item.span in chosen),
         operators=operators.table(base, span=span),
         kernels=kernels.table(base, span=span),
-        modules=modules.tree(base, span),
+        modules=operators.module_tree(base, span),
         tree=step_tree(spans),
         without_steps=steps.count(0) if any(steps) else 0,
     )

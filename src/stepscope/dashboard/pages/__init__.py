@@ -160,9 +160,9 @@ _LIST = (
     Page("memory", "Memory", "Work", _EVERY),
     Page("compiles", "Compiles", "Work", ("steps",)),
     Page("gpu", "GPU summary", "Machine", _EVERY),
-    Page("system", "System", "Machine", ("steps",)),
+    Page("system", "System", "Machine", ("steps",), module="machine"),
     Page("compare", "Compare", "Run", ()),
-    Page("environment", "Environment and trace quality", "Run", ()),
+    Page("environment", "Environment and trace quality", "Run", (), module="machine"),
 )
 PAGES: dict[str, Page] = {page.key: page for page in _LIST}
 

@@ -25,10 +25,9 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInput
 from stepscope.record.agent.config import Clock, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.command import find_script
-from stepscope.record.host.folder import RunFolder, claim_folder
+from stepscope.record.host.folder import Manifest, RunFolder, claim_folder, first_manifest
 from stepscope.record.host.hardware import Gpus
 from stepscope.record.host.jsonlines import JsonLinesTail, write_json
-from stepscope.record.host.manifest import Manifest, first_manifest
 from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions
 from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_proc, read_stat
 from stepscope.record.host.pyspy import (

@@ -32,10 +32,17 @@ from stepscope.record.agent.journal import LastWord
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX, launched
 from stepscope.record.agent.knobs.launched import POSITIONAL_FROM_HERE, is_short_with_number, looks_like_flag
 from stepscope.record.host.command import CommandNotStarted, find_script, first_argument, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
+from stepscope.record.host.folder import (
+    Manifest,
+    RunFolder,
+    claim_folder,
+    compress_traces,
+    first_manifest,
+    own_rank_folders,
+    shell_status,
+)
 from stepscope.record.host.hardware import page_fault_facts
 from stepscope.record.host.jsonlines import JsonLinesTail, read_json
-from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, SEGMENT_SECONDS, RecordOptions
 from stepscope.record.host.processes import ignores, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, allow_tracing, find_pyspy, mark_fallback

@@ -15,14 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.record.host.hardware import (
-    Cgroups,
-    Metric,
-    Since,
-    counter_metrics,
-    frequency_mhz,
-    read_pressure_some,
-)
+from stepscope.record.host.hardware import Cgroups, Metric, Since, counter_metrics, frequency_mhz, read_pressure_some
 from stepscope.record.host.processes import Stat, read_command, read_file, read_stat
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
