@@ -284,26 +284,26 @@ def traced_growth(base: Base, growing: Container[_Key]) -> Iterator[tuple[_Key, 
 
 def _lines(span: Span, device: DeviceMemory) -> tuple[GrowthLine, ...]:
     """Lines that leave blocks in every step but the last, the most bytes first."""
-    pairs = device.pairs
-    if pairs is None or not device.places:
+    pairs, causes = device.pairs, device.causes
+    if pairs is None or not causes.places:
         return ()
     starts, ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
     event = pairs.allocation
     times = device.times_ns[event]
     step = np.searchsorted(starts, times, side="right") - 1
-    inside = (step >= 0) & (step < len(starts) - 1) & (times <= ends[np.maximum(step, 0)]) & (device.line[event] >= 0)
+    inside = (step >= 0) & (step < len(starts) - 1) & (times <= ends[np.maximum(step, 0)]) & (causes.line[event] >= 0)
     released = np.append(device.times_ns, np.iinfo(np.int64).max)[np.minimum(pairs.release, len(device.times_ns))]
     survives = inside & (released > ends[np.minimum(step + 1, len(ends) - 1)])
-    event, step, rows = event[survives], step[survives], device.operator[event[survives]]
+    event, step, rows = event[survives], step[survives], causes.operator[event[survives]]
     code = np.where(rows >= 0, span.names.codes[rows], NONE)
-    columns = {"line": device.line[event], "step": step, "code": code, "bytes": device.sizes[event]}
+    columns = {"line": causes.line[event], "step": step, "code": code, "bytes": device.sizes[event]}
     blocks = pl.DataFrame(columns)
     of_operators = blocks.filter(pl.col("code") >= 0).group_by("line", "code").agg(pl.col("bytes").sum())
     most = dict(of_operators.sort("bytes", -pl.col("code")).select("line", "code").rows())  # the last of each line
     steps = blocks.group_by("line", "step").agg(pl.col("bytes").sum(), blocks=pl.len()).group_by("line")
     always = steps.agg(pl.len(), pl.col("bytes", "blocks").median()).filter(pl.col("len") == len(starts) - 1)
     lines = [
-        GrowthLine(device.places[line][0], span.names.values[most[line]] if line in most else None, size, count)
+        GrowthLine(causes.places[line][0], span.names.values[most[line]] if line in most else None, size, count)
         for line, _, size, count in always.rows()
     ]
     lines.sort(key=lambda line: (-line.bytes_per_step, line.place.file, line.place.line or 0))

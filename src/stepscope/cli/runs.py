@@ -200,7 +200,7 @@ def _joined(value: Any) -> Any:
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from stepscope.dashboard.terminal import TextColumn, text_lines
+    from stepscope.dashboard.text_columns import TextColumn, lines
     from stepscope.report.words import MISSING, count, milliseconds, seconds, size, things
 
     rows, prune = document["runs"], "deleted" in document
@@ -226,7 +226,7 @@ def _show(document: Mapping[str, Any]) -> None:
         cells = [say_it(row) or MISSING for row in rows]
         if set(cells) != {MISSING}:
             shown.append(TextColumn(heading, cells, flexible=heading not in FIGURES))
-    for line in text_lines(shown, shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize):
+    for line in lines(shown, shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize):
         print(line.plain)
     if prune:
         told = f"{things(sum(not row['stays'] for row in rows), 'run')}, {size(document['freed_bytes'])}"

@@ -16,8 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, Group, OverflowMethod, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +24,8 @@ from rich.text import Text
 from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
 from stepscope.dashboard.static_page import numbered
+from stepscope.dashboard.text_columns import GAP, TextColumn, soft
+from stepscope.dashboard.text_columns import lines as lines_of
 from stepscope.model import Report
 from stepscope.report import outputs, sentences, words
 from stepscope.report.escape import one_line, plain
@@ -32,67 +33,6 @@ from stepscope.report.words import Shortener
 
 if TYPE_CHECKING:
     from stepscope.report.table import TableDocument
-
-GAP = 2
-NARROWEST = 14  # of a column of names
-
-
-def soft(text: str) -> Text:
-    """What is worth less attention."""
-    return Text(text, style="dim")
-
-
-class TextColumn(Struct, frozen=True):
-    """A heading and its cells; `flexible` ones are names, left-aligned, and may be cut."""
-
-    heading: str
-    cells: Sequence[str]
-    flexible: bool = False
-
-    @property
-    def natural(self) -> int:
-        return max(map(cell_len, (self.heading, *self.cells)))
-
-
-def text_lines(columns: Sequence[TextColumn], width: int, *, wraps: bool = True) -> list[Text]:
-    """The headings and the rows; wider than `width` where figures alone need it. Lines stay whole unless `wraps`."""
-    widths = _widths(columns, width)
-    rows = [[column.heading for column in columns], *zip(*(column.cells for column in columns), strict=True)]
-    found = []
-    for number, row in enumerate(rows):
-        text = "".join(
-            _sized(cell, size, column) + " " * GAP for cell, size, column in zip(row, widths, columns, strict=True)
-        )
-        style = "dim" if number == 0 else ""
-        overflow: OverflowMethod | None = None if wraps else "ignore"
-        found.append(Text(text.rstrip(), style=style, no_wrap=not wraps, overflow=overflow))
-    return found
-
-
-def _widths(columns: Sequence[TextColumn], width: int) -> list[int]:
-    widths = [column.natural for column in columns]
-    room = width - GAP * (len(columns) - 1)
-    flexible = [at for at, column in enumerate(columns) if column.flexible]
-    while sum(widths) > room:
-        widest = max(flexible, key=lambda at: widths[at], default=None)
-        if widest is None or widths[widest] <= NARROWEST:
-            break
-        second = max([NARROWEST, *(widths[at] for at in flexible if at != widest)])  # so far it may be cut at once
-        widths[widest] -= min(sum(widths) - room, max(1, widths[widest] - second))
-    return [
-        max(size, NARROWEST if at in flexible and column.natural > NARROWEST else 0)
-        for at, (size, column) in enumerate(zip(widths, columns, strict=True))
-    ]
-
-
-def _sized(text: str, size: int, column: TextColumn) -> str:
-    if not column.flexible:
-        return " " * (size - cell_len(text)) + text
-    if cell_len(text) <= size:
-        return set_cell_size(text, size)
-    tail = (size - 1) // 3  # a path or a template says most at both ends
-    return set_cell_size(text, size - 1 - tail) + "…" + text[-tail:]
-
 
 MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
@@ -275,7 +215,7 @@ def _table(block: Block, screen: Screen) -> Rows:
     else:
         named = zip(shown, cells, strict=True)
         made = [TextColumn(each["label"], column, flexible=not each["numeric"]) for each, column in named]
-        heading, *lines = text_lines(made, screen.width, wraps=screen.wraps)
+        heading, *lines = lines_of(made, screen.width, wraps=screen.wraps)
         yield heading
     for line, row in zip(lines, rows, strict=False):
         yield line

@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine import slice_tree
 from stepscope.engine.source_lines import MANY, MODULE_BODY, Call
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
+from stepscope.tables import arrays
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, climb
 from stepscope.tables.categories import OPERATORS
 
@@ -92,7 +92,7 @@ def _leading(span: Span, user: Int32, library: Int32) -> Int64:
     stepped = span.events.lazy().filter(pl.col("step").is_not_null()).group_by("step")
     begins = stepped.agg(pl.col("start_ns").min()).collect()["start_ns"].sort().to_numpy()
     inside = np.searchsorted(begins, span.ends(calls)) - np.searchsorted(begins, span.start_ns[calls], "right")
-    return np.flatnonzero(slice_tree.ancestors(span.parent, calls[inside >= STEPS_OF_LOOP]) & (user >= 0))
+    return np.flatnonzero(arrays.ancestors(span.parent, calls[inside >= STEPS_OF_LOOP]) & (user >= 0))
 
 
 class Found(Struct, frozen=True):

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import (
@@ -30,7 +29,7 @@ from stepscope.engine.user_code import (
 )
 from stepscope.model import PHASES
 from stepscope.model.counted import things
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, window_at
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, nearest_ancestor, self_or_ancestor, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
 

@@ -15,10 +15,9 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.user_code import MODULE_CALL
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb, self_or_ancestor
 
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there
 _ROUNDS = 64  # from a backward operator to its forward operator, of double backward again, and out of nested ones

@@ -25,15 +25,14 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.engine import intervals, slice_tree
+from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.module_calls import ModuleCalls
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span, matches
-from stepscope.tables import categories
-from stepscope.tables.arrays import Bools, Int32, Int64, flags, window_at
+from stepscope.tables import arrays, categories
+from stepscope.tables.arrays import Bools, Int32, Int64, flags, self_or_ancestor, window_at
 
 
 class _Names(Struct):
@@ -139,7 +138,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         if len(copies):
             copies = copies[span.names.containing("Pageable")[found.rows[copies]]]
         calls |= self.sorts["calls"] & np.isin(self.rows, found.launch[copies])
-        chosen = slice_tree.ancestors(span.parent, self.rows[calls], span.names.where(_ITEM))
+        chosen = arrays.ancestors(span.parent, self.rows[calls], span.names.where(_ITEM))
         return span.times(self.rows[calls | chosen[self.rows]])
 
     @cached_property

@@ -1,10 +1,14 @@
-"""Columns as arrays: their types, what stands for no row, sweeps that tables and analyses share, their memory."""
+"""Columns as arrays: their types, what stands for no row, sweeps that tables and analyses share, their memory.
+
+So are the ways through a tree of slices, of which `parent` is the row around each row: `climb` goes up from a few
+rows, `nearest_ancestor` and `self_or_ancestor` from all of them at once.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,3 +161,55 @@ def return_freed_memory(slices: int) -> None:
     if trim is not None and option is not None:
         trim(0)
         option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too
+
+
+def nearest_ancestor(parent: Int64, wanted: Bools) -> Int64:
+    """For each row the innermost wanted row around it, not itself, `NONE` without one."""
+    return np.where(parent >= 0, self_or_ancestor(parent, wanted)[parent], NONE).astype(np.int64)
+
+
+def self_or_ancestor(parent: Int64, stop: Bools) -> Int32:
+    """For each row the first row that `stop` marks on the way up, itself included; `NONE` without any."""
+    count = len(parent)
+    ends = np.append(stop, True)  # the last entry stands for the outside
+    hop = np.append(np.where(parent >= 0, parent, count), count).astype(np.int32)
+    own = np.flatnonzero(ends).astype(np.int32)
+    hop[own] = own
+    for _ in range(DOUBLINGS):  # each doubles how far a hop leads
+        further = hop[hop]
+        if np.array_equal(further, hop):
+            break
+        hop = further
+    found = hop[:-1]
+    return np.where(ends[found] & (found < count), found, NONE).astype(np.int32)
+
+
+def has_ancestor(parent: Int64, rows: Int64, wanted: Bools) -> Bools:
+    """Which of `rows` are wanted or lie below a wanted row; `NONE` among them is none."""
+    return climb(parent, rows, wanted) >= 0
+
+
+def ancestors(parent: Rows, rows: Int64, wanted: Bools | None = None) -> Bools:
+    """By row, whether it lies around one of `rows`; with `wanted` each way ends before the first that is not."""
+    met = np.zeros(len(parent), bool)
+    while len(rows):
+        rows = np.unique(parent[rows]).astype(np.int64)
+        rows = rows[(rows >= 0) & ~met[rows]]
+        rows = rows if wanted is None else rows[wanted[rows]]
+        met[rows] = True
+    return met
+
+
+def self_and_ancestors(parent: Int64, start: Int64) -> Iterator[tuple[Int64, Int64]]:
+    """(positions in `start`, rows): first each row itself, then the one around it, and so on to the outermost."""
+    left = np.flatnonzero(start >= 0)
+    at = start[left]
+    for _ in range(MAX_DEPTH):
+        if not len(left):
+            return
+        yield left, at
+        at = parent[at]
+        left, at = left[at >= 0], at[at >= 0]

@@ -20,9 +20,8 @@ from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.journal import first_sizes
 from stepscope.engine.scene import Scene
-from stepscope.engine.slice_tree import ancestors, has_ancestor
 from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPERATORS, OPTIMIZER, ZERO_GRAD
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Bools, Int64, ancestors, climb, flags, has_ancestor
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together; by
 # as much their clocks may disagree.

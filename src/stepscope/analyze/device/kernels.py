@@ -20,9 +20,8 @@ from stepscope.engine.device_work import KERNEL
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.scene import Scene
-from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.trace import OTHER_MAKERS
-from stepscope.tables.arrays import NONE, Bools, flags
+from stepscope.tables.arrays import NONE, Bools, flags, has_ancestor
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
 # Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions

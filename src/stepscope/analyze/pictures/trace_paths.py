@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
-from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.source_lines import Call
 from stepscope.engine.spans import Span, texts
 from stepscope.engine.user_code import (
@@ -36,7 +35,7 @@ from stepscope.engine.user_code import (
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, expanded
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, expanded, nearest_ancestor, self_or_ancestor
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"

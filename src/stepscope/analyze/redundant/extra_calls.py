@@ -28,10 +28,9 @@ from stepscope.engine import intervals
 from stepscope.engine.attribution import calls, origins, place, trace_back
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Int64, climb, flags, self_or_ancestor
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30

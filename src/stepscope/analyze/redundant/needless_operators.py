@@ -36,10 +36,9 @@ from stepscope.engine.attribution import heaviest_lines
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import first_sizes, json_list, sizes
 from stepscope.engine.samples import Samples, bare, short
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import Doubles, Recompute, WideGradients
-from stepscope.tables.arrays import NONE, Int64, climb
+from stepscope.tables.arrays import NONE, Int64, climb, self_or_ancestor
 
 ENOUGH_SAMPLES = 50
 _CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")

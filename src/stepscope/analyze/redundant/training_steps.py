@@ -21,11 +21,10 @@ from stepscope.engine import attribution, intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.scene import scenes as all_scenes
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.device_losses import PassLine
-from stepscope.tables.arrays import NONE, Bools, Int64, flags
+from stepscope.tables.arrays import NONE, Bools, Int64, flags, self_or_ancestor
 
 RECURRING = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
 STEPS_FOR_MEDIAN = 3

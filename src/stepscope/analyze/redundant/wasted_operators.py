@@ -19,10 +19,9 @@ from msgspec import Struct
 
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine.journal import json_list, sizes
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import texts
 from stepscope.model.device_losses import WastedWork
-from stepscope.tables.arrays import Bools, Int64, flags
+from stepscope.tables.arrays import Bools, Int64, flags, self_or_ancestor
 
 MIN_ELEMENTS = 1 << 18  # of the large tensor: a MB in float32, as much as a core's own cache holds
 MIN_RATIO = 16  # of it by the largest input: what broadcasts a bias or a mask makes nothing larger

@@ -20,7 +20,6 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.attribution import calls, place, trace_back
-from stepscope.engine.slice_tree import self_and_ancestors
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.findings import Place
@@ -42,7 +41,7 @@ from stepscope.model.memory import (
     MemoryView,
     OutOfMemory,
 )
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, self_and_ancestors
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
@@ -206,7 +205,7 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
 
 def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
     """What each operator did to the memory of a device, the most allocated first."""
-    operator = device.operator
+    operator = device.causes.operator
     stands = np.zeros(len(operator), bool)
     if device.pairs is not None:
         stands[device.pairs.allocation[device.at_peak]] = True
@@ -523,24 +522,12 @@ class DeviceMemory(Struct, frozen=True, dict=True):
     standing: Standing | None = None
 
     @cached_property
-    def _causes(self) -> Causes:
+    def causes(self) -> Causes:
         return self.caused()
 
-    @property
-    def line(self) -> Int64:
-        return self._causes.line
-
-    @property
-    def places(self) -> tuple[_Line, ...]:
-        return self._causes.places
-
-    @property
-    def operator(self) -> Int64:
-        return self._causes.operator
-
     def place(self, line: int) -> Place | None:
-        """Of a number in `line`."""
-        return self.places[line][0] if line >= 0 else None
+        """Of a number in `causes.line`."""
+        return self.causes.places[line][0] if line >= 0 else None
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -659,16 +646,16 @@ def lines(device: DeviceMemory) -> Iterator[MemoryLine]:
     rows = np.flatnonzero(device.sizes > 0)
     size = device.sizes[rows]
     columns = {"calls": np.ones_like(rows), "bytes": size, "at_peak": size * stands[rows], "kept": size * kept[rows]}
-    parts = [pl.DataFrame({"line": device.line[rows], **columns})]
+    parts = [pl.DataFrame({"line": device.causes.line[rows], **columns})]
     if standing is not None:
         parts.append(pl.DataFrame({"line": standing.line, "now": standing.sizes}))
     sums = pl.concat(parts, how="diagonal").group_by("line").sum()
     if "now" not in sums.columns:
         sums = sums.with_columns(now=0)
-    order = pl.when(pl.col("line") < 0).then(len(device.places)).otherwise("line")
+    order = pl.when(pl.col("line") < 0).then(len(device.causes.places)).otherwise("line")
     sums = sums.filter((pl.col("calls") > 0) | (pl.col("now") > 0))
     for row in sums.sort(-pl.col("at_peak"), -pl.col("now"), -pl.col("bytes"), order).iter_rows(named=True):
-        where, exact = device.places[row["line"]] if row["line"] >= 0 else (None, False)
+        where, exact = device.causes.places[row["line"]] if row["line"] >= 0 else (None, False)
         yield MemoryLine(
             place=where,
             allocations=row["calls"],
@@ -691,7 +678,7 @@ def blocks(device: DeviceMemory, span: Span | None) -> list[MemoryBlock]:
     made = []
 
     def add(size: int, line: int, at_peak: bool | None, event: int = NONE, release: int = NONE) -> None:
-        row = device.operator[event] if event >= 0 else NONE
+        row = device.causes.operator[event] if event >= 0 else NONE
         made.append(
             MemoryBlock(
                 **device.labels,
@@ -710,7 +697,7 @@ def blocks(device: DeviceMemory, span: Span | None) -> list[MemoryBlock]:
         for stood, among in ((True, device.at_peak), (False, ~device.at_peak)):
             for index in _largest(sizes, among):
                 event = pairs.allocation[index]
-                add(sizes[index], device.line[event], stood, event, pairs.release[index])
+                add(sizes[index], device.causes.line[event], stood, event, pairs.release[index])
     if standing is not None:  # blocks that were there before the history begins, and still are
         for index in _largest(standing.sizes, standing.before):
             add(standing.sizes[index], standing.line[index], None if pairs is None else True)

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views.kernels import judged
 from stepscope.engine import collective_names as words
-from stepscope.engine import intervals, slice_tree
+from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_object, parse_json
@@ -35,7 +35,7 @@ from stepscope.engine.scene import trace_steps
 from stepscope.engine.spans import Base, Span
 from stepscope.model.counted import things
 from stepscope.model.views import CollectiveOverWorkers, CollectiveRow, Distributed, WorkerShare
-from stepscope.tables import categories
+from stepscope.tables import arrays, categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, own_starts
 
 NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"
@@ -101,8 +101,8 @@ def computation(span: Span, work: Work) -> Intervals:
     called = on_host(span, words.is_collective_call)
     operators = span.is_operator
     if called.any():  # neither what lies in the call of a collective nor what holds one computes
-        inside = slice_tree.self_or_ancestor(span.parent, called) >= 0
-        operators = operators & ~inside & ~slice_tree.ancestors(span.parent, np.flatnonzero(called))
+        inside = arrays.self_or_ancestor(span.parent, called) >= 0
+        operators = operators & ~inside & ~arrays.ancestors(span.parent, np.flatnonzero(called))
     return span.times(operators)
 
 

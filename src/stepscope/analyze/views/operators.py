@@ -27,16 +27,27 @@ from msgspec import Struct
 
 from stepscope.analyze.views.allocated_memory import around
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
-from stepscope.engine import attribution, intervals, slice_tree
+from stepscope.engine import attribution, intervals
 from stepscope.engine.device_work import LINKED, Work, in_state, work
 from stepscope.engine.module_calls import ModuleCalls, Paths, module_class
-from stepscope.engine.slice_tree import nearest_ancestor, self_and_ancestors
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import UserCode, python_frame, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, ModuleNode, ModuleTree, OperatorRow
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Rows, climb, window_at
+from stepscope.tables import arrays
+from stepscope.tables.arrays import (
+    NONE,
+    Bools,
+    Floats,
+    Int32,
+    Int64,
+    Rows,
+    climb,
+    nearest_ancestor,
+    self_and_ancestors,
+    window_at,
+)
 
 NAME, SHAPES = "name", "shapes"
 _KEYS = ["name", "shapes"]
@@ -154,7 +165,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
         )
     ).with_columns(
         *(pl.Series(name, values, pl.Int64) for name, values in further.items()),
-        pl.Series("eligible", grouped.any_of(able | slice_tree.ancestors(calls.caller, np.flatnonzero(able)))),
+        pl.Series("eligible", grouped.any_of(able | arrays.ancestors(calls.caller, np.flatnonzero(able)))),
         pl.Series("has_call_stack", grouped.any_of(stacked.gather(calls.rows).to_numpy())),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])

@@ -23,7 +23,6 @@ from stepscope.engine.collective_names import is_backend_range, is_collective_ca
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, by_device, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import LOADER_RANGE, host_activity, trace_steps
-from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.model.trace import GpuProperties
 from stepscope.model.views import (
@@ -40,7 +39,7 @@ from stepscope.model.views import (
     Summary,
 )
 from stepscope.tables import categories
-from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.arrays import Bools, Floats, Int64, has_ancestor
 
 
 def overviews(base: Base) -> tuple[Overview, ...]:

@@ -24,12 +24,11 @@ from msgspec import Struct, field
 from stepscope.analyze.views import kernels, operators, overview
 from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
-from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals, window_at
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals, self_or_ancestor, window_at
 
 _STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
