@@ -112,8 +112,9 @@ def window_at(starts: Int64, ends: Int64, times: Int64) -> Int64:
     """The number of the window [start, end) that each time lies in, by the last that began; `NONE` for none."""
     if not len(starts):
         return np.full(len(times), NONE, np.int64)
-    at = np.searchsorted(starts, times, side="right") - 1
-    return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, NONE)
+    at = np.searchsorted(starts, times, side="right") - 1  # NONE before the first
+    at[times >= ends[at]] = NONE
+    return at
 
 
 def expanded(firsts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
