@@ -36,7 +36,7 @@ class Ceiling:
 
 CEILINGS = {
     "analyze: queries of Polars": Ceiling(
-        360, "some for each table and fact; 527 when all views were made for one screen"
+        336, "some for each table and fact; 527 when all views were made for one screen"
     ),
     "analyze: queries for the longer trace": Ceiling(25, "some for each stretch of the file, none for a step or slice"),
     "analyze: calls of Python functions, thousands": Ceiling(
@@ -45,7 +45,7 @@ CEILINGS = {
     "analyze: calls for 1,000 more events": Ceiling(
         7_100, "steps of 14 slices, each with a name of its own; once 18,082"
     ),
-    "report.json: queries of Polars": Ceiling(455, "all views and tables of the report beside the screen's"),
+    "report.json: queries of Polars": Ceiling(420, "all views and tables of the report beside the screen's"),
     "report.json: calls of Python functions, thousands": Ceiling(212, "all views as plain values"),
     "report.json: calls for 1,000 more events": Ceiling(10_100, "the steps are listed one by one, up to a bound"),
     "analyze: memory for the longer trace, MiB": Ceiling(
