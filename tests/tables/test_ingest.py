@@ -517,10 +517,14 @@ def test_slices_that_do_not_nest(slices: Any, marks: dict[str, str], parents: li
 slices = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans(), st.booleans()), max_size=30)
 
 
+def _marked(rows: Sequence[tuple[int, int, bool, bool]]) -> Nesting:
+    flags = ["".join("x" if row[column] else " " for row in rows) for column in (2, 3)]
+    return nested(*[row[:2] for row in rows], functions=flags[0], annotations=flags[1])
+
+
 @given(slices)
 def test_self_times_add_up_to_the_roots(rows: list[tuple[int, int, bool, bool]]):
-    flags = ["".join("x" if row[column] else " " for row in rows) for column in (2, 3)]
-    result = nested(*[row[:2] for row in rows], functions=flags[0], annotations=flags[1])
+    result = _marked(rows)
     roots = result.parent == NONE
     assert result.self_ns.sum() == result.extent_ns[roots].sum()
     assert (result.self_ns >= 0).all()
@@ -530,6 +534,21 @@ def test_self_times_add_up_to_the_roots(rows: list[tuple[int, int, bool, bool]])
         if parent != NONE:
             assert result.extent_ns[i] <= result.extent_ns[parent]
             assert result.frame[i] == (parent if rows[parent][2] else result.frame[parent])
+
+
+@given(slices)
+@settings(max_examples=20)
+def test_what_does_not_nest_is_found_among_much_that_does(rows: list[tuple[int, int, bool, bool]]):
+    alone = _marked(rows)
+    neat = [(1_000 + 10 * pair + inner, 8 - 4 * inner, False, False) for pair in range(1_500) for inner in (0, 1)]
+    later = [(start + 20_000, *rest) for start, *rest in rows]
+    result = _marked([(0, 30_000, False, False), *rows, *neat, *later])
+    assert result.clipped == 2 * alone.clipped
+    for begin in (1, 1 + len(rows) + len(neat)):
+        own = slice(begin, begin + len(rows))
+        assert (result.parent[own] == np.where(alone.parent >= 0, alone.parent + begin, 0)).all()
+        assert (result.self_ns[own] == alone.self_ns).all()
+    assert result.depth[1 + len(rows) : 1 + len(rows) + len(neat)].tolist() == [1, 2] * 1_500
 
 
 @given(slices)

@@ -23,7 +23,7 @@ from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, cl
 from stepscope.tables.categories import OPERATORS
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
-_PLACE = ("file", "line", "function", "exact")
+_PLACE = {"file": pl.String, "line": pl.Int64, "function": pl.String, "exact": pl.Boolean}
 
 
 class Origins(Struct, frozen=True):
@@ -234,15 +234,11 @@ def place_sums(base: Base, span: Span, groups: Rows, rows: Int64, weights: Int64
         .group_by("group", "place", "call")
         .agg(pl.col("weight").sum(), rows=pl.len().cast(pl.Int64))
     )
-    pairs = sums.select("place", "call").unique()
-    origins = [exact(base, *pair) for pair in pairs.iter_rows()]
-    pairs = pairs.with_columns(
-        pl.Series("file", [origin.file for origin in origins], pl.String),
-        pl.Series("line", [origin.line for origin in origins], pl.Int64),
-        pl.Series("function", [origin.function for origin in origins], pl.String),
-        pl.Series("exact", [origin.exact for origin in origins], pl.Boolean),
-    )
-    return sums.join(pairs, on=["place", "call"]).select("group", *_PLACE, "weight", "rows")
+    pairs = list(zip(sums["place"].to_list(), sums["call"].to_list(), strict=True))
+    known = {pair: exact(base, *pair) for pair in set(pairs)}
+    places = {name: [getattr(known[pair], name) for pair in pairs] for name in _PLACE}
+    columns = {"group": sums["group"], **places, "weight": sums["weight"], "rows": sums["rows"]}
+    return pl.DataFrame(columns, schema_overrides=_PLACE)
 
 
 def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
@@ -253,8 +249,8 @@ def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 def _by_weight(sums: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
     if sums.is_empty():
         return sums
-    total = sums.group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())
-    return total.sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
+    total = sums.lazy().group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())
+    return total.sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)]).collect()
 
 
 class HeavyLine(NamedTuple):

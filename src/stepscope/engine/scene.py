@@ -95,8 +95,7 @@ class HostActivity(Struct, frozen=True, dict=True):
     def named(self, pattern: str, among: Bools) -> Bools:
         """Which of the `among` rows have a name like that; each distinct name is looked at once."""
         names, codes = self.span.names, self.span.names.codes[self.rows]
-        used = np.unique(codes[among])
-        used = used[used >= 0]
+        used = np.flatnonzero(np.bincount(codes[among] + 1)[1:])
         flags = np.zeros(len(names.values) + 1, bool)
         flags[used] = matches(pattern, [names.values[code] for code in used.tolist()])
         return among & flags[codes]

@@ -116,8 +116,9 @@ def window_at(starts: Int64, ends: Int64, times: Int64) -> Int64:
     """The number of the window [start, end) that each time lies in, by the last that began; `NONE` for none."""
     if not len(starts):
         return np.full(len(times), NONE, np.int64)
-    at = np.searchsorted(starts, times, side="right") - 1
-    return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, NONE)
+    at = np.searchsorted(starts, times, side="right") - 1  # NONE before the first
+    at[times >= ends[at]] = NONE
+    return at
 
 
 def expanded(firsts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
@@ -175,7 +176,8 @@ def self_or_ancestor(parent: Int64, stop: Bools) -> Int32:
     """For each row the first row that `stop` marks on the way up, itself included; `NONE` without any."""
     count = len(parent)
     ends = np.append(stop, True)  # the last entry stands for the outside
-    hop = np.append(np.where(parent >= 0, parent, count), count).astype(np.int32)
+    hop = np.full(count + 1, count, np.int32)
+    np.copyto(hop[:-1], parent, where=parent >= 0, casting="same_kind")
     own = np.flatnonzero(ends).astype(np.int32)
     hop[own] = own
     for _ in range(DOUBLINGS):  # each doubles how far a hop leads
@@ -183,8 +185,8 @@ def self_or_ancestor(parent: Int64, stop: Bools) -> Int32:
         if np.array_equal(further, hop):
             break
         hop = further
-    found = hop[:-1]
-    return np.where(ends[found] & (found < count), found, NONE).astype(np.int32)
+    hop[(hop == count) | ~ends[hop]] = NONE
+    return hop[:-1]
 
 
 def has_ancestor(parent: Int64, rows: Int64, wanted: Bools) -> Bools:

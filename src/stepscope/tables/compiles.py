@@ -22,7 +22,7 @@ import polars as pl
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import INT64_MAX, boolean, integer, length_ns, moment_ns, string, within
 from stepscope.tables import compile_reasons
-from stepscope.tables.arrays import NONE, Rows, own_starts, positions
+from stepscope.tables.arrays import NONE, Rows, climb, flags, own_starts, positions
 from stepscope.tables.cache import EventsTable
 from stepscope.tables.categories import ANNOTATION, COPIES, OPERATORS
 from stepscope.tables.compile_reasons import is_library, is_torch, operator_cause
@@ -348,8 +348,7 @@ _TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (?:Pageable|Pinned|Host)"
 _WAITS = r"(?i)Synchronize"
 _ATEN = "aten::"
 _READ = "aten::_local_scalar_dense"
-_LEVELS = 16  # operators inside one another
-_FRAMES = 400  # Python functions inside one another
+_FRAMES = 400  # of a call stack
 _PYTHON_FRAME = r"^(.{1,1000})\(([0-9]{1,9})\): (.{1,300})$"
 _COPIERS = ("aten::to", "aten::_to_copy", "aten::copy_")
 _OWN, _LIBRARY = "own", "library"
@@ -427,26 +426,34 @@ def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
     return joined.select(pl.col("duration_ns") + pl.col("wait").fill_null(0)).to_series()
 
 
+def _ways(events: pl.DataFrame, column: str, launches: Rows) -> tuple[Rows, Rows, Rows]:
+    """By row the one around it, then the one around each launch, and all rows on the ways up from there."""
+    above = positions(events["id"], events.select(column).to_series())
+    start = np.append(above, np.int32(NONE))[launches]
+    met, rows = np.zeros(len(above), bool), np.unique(start[start >= 0])
+    while len(rows):
+        met[rows] = True
+        rows = np.unique(above[rows])
+        rows = rows[(rows >= 0) & ~met[rows]]
+    return above, start, np.flatnonzero(met)
+
+
 def _operators(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    at = positions(events["id"], _take(events, launches, "parent")["parent"])
-    names = pl.Series("operator", [None], dtype=pl.String).new_from_index(0, len(at))
-    read, dependent = np.zeros(len(at), bool), np.zeros(len(at), bool)
-    for _ in range(_LEVELS):
-        level = _take(events, at, "name", "parent")
-        own = level["name"].str.starts_with(_ATEN).fill_null(False)
-        if not own.any():
-            break
-        names = level["name"].zip_with(own, names)
-        causes = _by_value(level["name"], lambda name: operator_cause(name, None))
-        read |= (causes == "item").fill_null(False).to_numpy()
-        dependent |= (causes == "data_dependent_shape").fill_null(False).to_numpy()
-        at = np.where(own.to_numpy(), positions(events["id"], level["parent"]), NONE)
-    frame = pl.DataFrame({"operator": names, "read": read, "dependent": dependent})
-    return frame.select(
-        operator=pl.when("read").then(pl.lit(_READ)).otherwise("operator"),
-        cause=pl.when("dependent")
+    above, start, rows = _ways(events, "parent", launches)
+    names = _take(events, rows, "name")["name"]
+    others = flags(len(above), rows[~names.str.starts_with(_ATEN).to_numpy()])
+    outer = np.full(len(start), NONE, np.int64)
+    climb(above, start, others, outer)
+    causes = _by_value(names, lambda name: operator_cause(name, None))
+    caused = {}
+    for cause in ("item", "data_dependent_shape"):
+        by_cause = flags(len(above) + 1, rows[(causes == cause).fill_null(False).to_numpy()])
+        caused[cause] = by_cause[climb(above, start, by_cause[:-1] | others)]
+    return pl.DataFrame({"operator": _take(events, outer, "name")["name"], **caused}).select(
+        operator=pl.when("item").then(pl.lit(_READ)).otherwise("operator"),
+        cause=pl.when("data_dependent_shape")
         .then(pl.lit("data_dependent_shape"))
-        .when("read")
+        .when("item")
         .then(pl.lit("item"))
         .when(pl.col("operator").is_in(_COPIERS))
         .then(pl.lit("copy")),
@@ -466,19 +473,13 @@ def _places(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
 
 
 def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    at = positions(events["id"], _take(events, launches, "frame")["frame"])
-    own = pl.Series("name", [None], dtype=pl.String).new_from_index(0, len(at))
-    library = own
-    for _ in range(_FRAMES):
-        if not (at >= 0).any():
-            break
-        level = _take(events, at, "name", "frame")
-        kinds = _by_value(level["name"], _owner_of)
-        found = (kinds == _OWN).fill_null(False)
-        own = level["name"].zip_with(found, own)
-        library = level["name"].zip_with((kinds == _LIBRARY).fill_null(False) & library.is_null(), library)
-        at = np.where(found.to_numpy(), NONE, positions(events["id"], level["frame"]))
-    return _split(own.zip_with(own.is_not_null(), library), called=False)
+    above, start, rows = _ways(events, "frame", launches)
+    owners = _by_value(_take(events, rows, "name")["name"], _owner_of)
+    own, library = (
+        climb(above, start, flags(len(above), rows[(owners == owner).fill_null(False).to_numpy()]))
+        for owner in (_OWN, _LIBRARY)
+    )
+    return _split(_take(events, np.where(own >= 0, own, library), "name")["name"], called=False)
 
 
 def _split(frames: pl.Series, *, called: bool) -> pl.DataFrame:

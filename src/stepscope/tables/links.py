@@ -3,8 +3,8 @@
 A tree tells parent, depth, self time, and the Python function around each slice. A slice that reaches over its parent's
 end by less than it lies inside is cut off there; one that lies mostly outside is a sibling that begins at that end, as
 is an annotation that outlives the `__enter__` it began in. Both are counted, so self times of a track add up to its
-roots' times. A track that nests perfectly is a matter of sorting and counting; others are swept slice by slice, a block
-at a time.
+roots' times. What nests perfectly is a matter of sorting and counting; around a slice that does not, the track is swept
+slice by slice.
 
 Of a device slice, the launch is the runtime call with the same correlation, else the one an arrow starts at. The
 operator is the innermost one around the launch, else the one with the same External id, else the last one that was open
@@ -25,7 +25,8 @@ from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, decode, with_ids
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 10  # slices that are swept before it is asked whether those behind nest perfectly
+_RESUMED = 4  # times that counting is taken up again: a track that nests nowhere is swept as a whole
 _DEEPEST = 2000  # levels up to which counting is quicker than sweeping
 _ENDLESS = 2**63 - 1
 
@@ -74,7 +75,8 @@ def nest(
         rows = rows[_outer_first(start_ns[rows], duration_ns[rows], precedence[rows])]
         starts, functions = start_ns[rows], is_function[rows]
         ends = starts + duration_ns[rows]
-        parent, depth, clipped = _counted(starts, ends) or _swept(starts, ends, functions, is_annotation[rows])
+        parent, depth, known = _counted(starts, ends)
+        clipped = _Track(starts, ends, functions, is_annotation[rows], parent, depth).nest(known)
         frame = np.full(len(rows), NONE, np.int32)
         for level in by_value(depth)[1:]:
             above = parent[level]
@@ -116,8 +118,51 @@ def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.int
     return order
 
 
-def _counted(starts: Int64, ends: Int64) -> tuple[Int32, Int32, int] | None:
-    """Parents and depths of slices, outer first, that nest perfectly; None where they do not.
+class _Track(Struct):
+    """The slices of a track, outer first, and what is found of them; `starts` and `ends` are corrected in place."""
+
+    starts: Int64
+    ends: Int64
+    functions: Bools
+    annotations: Bools
+    parent: Int32
+    depth: Int32
+
+    def nest(self, known: int) -> int:
+        """Find all but the `known` first slices, and how many of them were cut."""
+        clipped, resumed, around = 0, 0, self._around(known)
+        while known < len(self.starts):
+            sweep = _Sweep(self, around)
+            known = sweep.run(known, whole=resumed == _RESUMED)
+            clipped += len(sweep.cut)
+            around, resumed, before = sweep.stack[1:], resumed + 1, known
+            if known < len(self.starts):
+                known = self._count(known, around)
+                around = self._around(known) if known > before else around
+        return clipped
+
+    def _count(self, known: int, around: list[int]) -> int:
+        """Find the slices from `known` on that nest perfectly, also in those `around`, and how many are known then."""
+        rows = np.concatenate([np.array(around, np.int64), np.arange(known, len(self.starts))])
+        parent, depth, nested = _counted(self.starts[rows], self.ends[rows])
+        behind = slice(len(around), max(nested, len(around)))
+        own = rows[behind]
+        self.parent[own] = np.where(parent[behind] >= 0, rows[parent[behind]], NONE)
+        self.depth[own] = depth[behind]
+        return known + len(own)
+
+    def _around(self, row: int) -> list[int]:
+        """What is open where `row` begins, outermost first; the row before it is known, and nests perfectly."""
+        at, found = row - 1, list[int]()
+        while at != NONE and row < len(self.starts):
+            if self.ends[at] > self.starts[row]:
+                found.append(at)
+            at = int(self.parent[at])
+        return found[::-1]
+
+
+def _counted(starts: Int64, ends: Int64) -> tuple[Int32, Int32, int]:
+    """Parents and depths of slices, outer first, and for how many of the first ones they hold.
 
     A slice's depth is the number of slices that came before it and have not ended. Its parent is the last one before it
     that is one level up. Both hold up to the first slice that reaches over its parent's end, so that one is found.
@@ -131,68 +176,89 @@ def _counted(starts: Int64, ends: Int64) -> tuple[Int32, Int32, int] | None:
     depth = np.arange(len(starts))
     depth -= ended
     del ended
+    parent, whole = np.full(len(starts), NONE, np.int32), len(starts)
     if depth.max() > _DEEPEST:
-        return None
-    parent = np.full(len(starts), NONE, np.int32)
+        return parent, depth.astype(np.int32), 0
     levels = by_value(depth)
     for number, level in enumerate(levels):
         if depth[level[0]] != number:
-            return None
+            return parent, depth.astype(np.int32), 0
         if number:
             places = np.searchsorted(levels[number - 1], level) - 1
             above = levels[number - 1][places]
-            if places[0] < 0 or (ends[level] > ends[above]).any():
-                return None
+            wrong = (places < 0) | (ends[level] > ends[above])
+            if wrong.any():
+                whole = min(whole, int(level[wrong.argmax()]))
             parent[level] = above
-    return parent, depth.astype(np.int32), 0
+    return parent, depth.astype(np.int32), whole
 
 
-def _swept(starts: Int64, ends: Int64, functions: Bools, annotations: Bools) -> tuple[Int32, Int32, int]:
-    """Parents, depths and how many were cut, in `starts` and `ends`: one pass with the open slices on a stack."""
-    parent, depth = np.full(len(starts), NONE, np.int32), np.zeros(len(starts), np.int32)
-    stack, stack_ends = [NONE], [_ENDLESS]
-    late: list[tuple[int, int, int]] = []  # (start, -end, slice): those that wait for the end of another
-    cut: dict[int, tuple[int, int, int, int]] = {}  # slice -> start, end, parent, depth
+class _Sweep:
+    """Slices one after the other, with the open ones, at first those `around`, on a stack."""
 
-    def place(start: int, negative_end: int, i: int) -> None:
+    def __init__(self, track: _Track, around: list[int]) -> None:
+        self.track = track
+        self.stack, self.stack_ends = [NONE, *around], [_ENDLESS, *track.ends[around].tolist()]
+        self.late: list[tuple[int, int, int]] = []  # (start, -end, slice): those that wait for the end of another
+        self.cut: dict[int, tuple[int, int, int, int]] = {}  # slice -> start, end, parent, depth
+
+    def _close(self, time: int) -> None:
+        while self.stack_ends[-1] <= time:
+            self.stack_ends.pop()
+            self.stack.pop()
+
+    def _place(self, start: int, negative_end: int, i: int) -> None:
         end = -negative_end
-        while stack_ends[-1] <= start:
-            stack_ends.pop()
-            stack.pop()
-        above, last = stack[-1], stack_ends[-1]
+        self._close(start)
+        above, last = self.stack[-1], self.stack_ends[-1]
         if end > last:
-            if last - start < end - last or (annotations[i] and functions[above]):
+            if last - start < end - last or (self.track.annotations[i] and self.track.functions[above]):
                 # What else begins before that end still belongs to the slices now open, so this one waits its turn.
-                heapq.heappush(late, (last, -end, i))
+                heapq.heappush(self.late, (last, -end, i))
                 return
             end = last
-        cut[i] = (start, end, above, len(stack) - 1)
-        stack.append(i)
-        stack_ends.append(end)
+        self.cut[i] = (start, end, above, len(self.stack) - 1)
+        self.stack.append(i)
+        self.stack_ends.append(end)
 
-    for first in range(0, len(starts), _BLOCK):
+    def _block(self, first: int) -> int:
+        """Place the slices from `first` on, and say how many there were."""
+        track, stack, stack_ends, late = self.track, self.stack, self.stack_ends, self.late
         block = slice(first, first + _BLOCK)
         parents, depths = list[int](), list[int]()
-        for i, (start, end) in enumerate(zip(starts[block].tolist(), ends[block].tolist(), strict=True), first):
+        both = zip(track.starts[block].tolist(), track.ends[block].tolist(), strict=True)
+        for i, (start, end) in enumerate(both, first):
             while late and late[0][:2] <= (start, -end):
-                place(*heapq.heappop(late))
+                self._place(*heapq.heappop(late))
             while stack_ends[-1] <= start:
                 stack_ends.pop()
                 stack.pop()
-            whole = end <= stack_ends[-1]
-            parents.append(stack[-1] if whole else NONE)
+            inside = end <= stack_ends[-1]
+            parents.append(stack[-1] if inside else NONE)
             depths.append(len(stack) - 1)
-            if whole:
+            if inside:
                 stack.append(i)
                 stack_ends.append(end)
             else:
-                place(start, -end, i)
-        parent[block], depth[block] = parents, depths
-    while late:
-        place(*heapq.heappop(late))
-    for i, known in cut.items():
-        starts[i], ends[i], parent[i], depth[i] = known
-    return parent, depth, len(cut)
+                self._place(start, -end, i)
+        track.parent[block], track.depth[block] = parents, depths
+        return len(parents)
+
+    def run(self, begin: int, *, whole: bool) -> int:
+        """Place slices from `begin` on, up to a block without a cut or the `whole` rest; how many are known then."""
+        track, count, known = self.track, len(self.track.starts), begin
+        while known < count:
+            before = len(self.cut)
+            known += self._block(known)
+            if not (whole or self.late or len(self.cut) > before):
+                break
+        while self.late:
+            self._place(*heapq.heappop(self.late))
+        for i, found in self.cut.items():
+            track.starts[i], track.ends[i], track.parent[i], track.depth[i] = found
+        if known < count:
+            self._close(track.starts[known])
+        return known
 
 
 METHODS = ("correlation", "flow", "external_id", "containment")

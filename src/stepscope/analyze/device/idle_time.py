@@ -203,7 +203,7 @@ class Idle:
         launches = self.scene.found.launch
         above = span.parent[rows]
         outer = ~has_ancestor(span.parent, above, flags(len(span), rows))
-        found: Int64 = rows[outer & ~ancestors(span.parent, np.unique(launches[launches >= 0]))[rows]]
+        found: Int64 = rows[outer & ~ancestors(span.parent, launches[launches >= 0])[rows]]
         return found
 
     def _made(self) -> Made:

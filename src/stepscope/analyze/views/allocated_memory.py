@@ -203,46 +203,53 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
     return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
 
 
+def _summed(group: Int64, values: Int64, count: int) -> Int64:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, group, values)
+    return found
+
+
 def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
     """What each operator did to the memory of a device, the most allocated first."""
-    operator = device.causes.operator
+    sizes, operator = device.sizes, device.causes.operator
     stands = np.zeros(len(operator), bool)
     if device.pairs is not None:
         stands[device.pairs.allocation[device.at_peak]] = True
     rows, group = np.unique(operator, return_inverse=True)
-    names = span.names
     figures = {
-        "allocated": np.maximum(device.sizes, 0),
-        "increase": device.sizes,
-        "allocations": (device.sizes > 0).astype(np.int64),
-        "at_peak": np.where(stands, device.sizes, 0),
+        "allocated": _summed(group, np.maximum(sizes, 0), len(rows)),
+        "increase": _summed(group, sizes, len(rows)),
+        "allocations": np.bincount(group, sizes > 0).astype(np.int64),
+        "at_peak": _summed(group[stands], sizes[stands], len(rows)),
     }
-    sums_of = pl.DataFrame({"row": group, **figures}).group_by("row").sum().sort("row")
-    self_of = sums_of.with_columns(code=pl.Series(np.where(rows >= 0, names.codes[rows], NONE), dtype=pl.Int64))
+    del group, stands
+    names = span.names
+    code_of = np.append(names.codes, NONE)[rows].astype(np.int64)  # the outermost operator's number is NONE
     # once for every name among an operator and those around it; what lies outside of all has a name of its own
-    around_of = [pl.DataFrame({"row": np.flatnonzero(rows < 0), "code": np.full(int((rows < 0).sum()), NONE)})]
+    around = [np.flatnonzero(rows < 0)]
     for which, at in self_and_ancestors(span.parent, rows):
         operators = span.is_operator[at]
-        around_of.append(pl.DataFrame({"row": which[operators], "code": names.codes[at[operators]].astype(np.int64)}))
-    total_of = pl.concat(around_of).unique().join(sums_of, on="row")
-    own, total = (one.drop("row").group_by("code").sum() for one in (self_of, total_of))
-    joined = total.join(own, on="code", how="left", suffix="_self").fill_null(0)
-    calls = np.bincount(names.codes[span.is_operator] + 1, minlength=len(names.values) + 1)
+        around.append((names.codes[at[operators]] + np.int64(1)) * len(rows) + which[operators])
+    code, place = np.divmod(np.unique(np.concatenate(around)), len(rows))
+    count = len(names.values) + 1
+    own = {name: _summed(code_of + 1, values, count).tolist() for name, values in figures.items()}
+    total = {name: _summed(code, values[place], count).tolist() for name, values in figures.items()}
+    calls = np.bincount(names.codes[span.is_operator] + 1, minlength=count).tolist()
     found = [
         MemoryOperator(
-            name=names.values[row["code"]] if row["code"] >= 0 else None,
+            name=names.values[code - 1] if code else None,
             **device.labels,
-            calls=int(calls[row["code"] + 1]) if row["code"] >= 0 else 0,
-            allocations=row["allocations_self"],
-            self_allocated_bytes=row["allocated_self"],
-            total_allocated_bytes=row["allocated"],
-            self_increase_bytes=row["increase_self"],
-            total_increase_bytes=row["increase"],
-            total_allocations=row["allocations"],
-            at_peak_bytes=row["at_peak_self"] if device.pairs is not None else None,
+            calls=calls[code] if code else 0,
+            allocations=own["allocations"][code],
+            self_allocated_bytes=own["allocated"][code],
+            total_allocated_bytes=total["allocated"][code],
+            self_increase_bytes=own["increase"][code],
+            total_increase_bytes=total["increase"][code],
+            total_allocations=total["allocations"][code],
+            at_peak_bytes=own["at_peak"][code] if device.pairs is not None else None,
         )
-        for row in joined.sort("code").iter_rows(named=True)
-        if any(row[name] for name in (*figures, "allocated_self", "increase_self"))
+        for code in np.unique(code).tolist()
+        if any(values[code] for values in (*total.values(), own["allocated"], own["increase"]))
     ]
     yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
 
