@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -78,17 +78,25 @@ def compare(
     return sides.compare(baseline, candidate, limits)
 
 
-def history(runs: Iterable[One], *, options: ReadOptions = DEFAULTS) -> tuple[tuple[Version, ...], tuple[str, ...]]:
+def profiled(run: Run) -> Profile:
+    """What a history needs of a run."""
+    from stepscope.comparison.profile import profile
+
+    return profile(run, _name(run))
+
+
+def history(
+    runs: Iterable[One], *, profiled: Callable[[Run], Profile] = profiled
+) -> tuple[tuple[Version, ...], tuple[str, ...]]:
     """Runs of one script in the order in which they started, each with what was changed since the one before; and
     lines on those that cannot be read."""
     from stepscope.comparison import changes
-    from stepscope.comparison.profile import profile
 
     profiles, left_out = [], []
     for given in runs:
-        run = given if isinstance(given, Run) else open_run(given, options=options)
+        run = given if isinstance(given, Run) else open_run(given)
         try:
-            profiles.append(profile(run, _name(run)))
+            profiles.append(profiled(run))
         except UnreadableInputError as error:
             left_out.append(f"{_name(run)} is left out: {error}")
     return changes.versions(profiles), tuple(left_out)

@@ -453,17 +453,18 @@ def operations(steps: int = 24) -> pl.DataFrame:
 
 def test_a_trace_of_operators_is_read_and_damaged_rows_are_counted(tmp_path: Path) -> None:
     good = operations()
-    bad = good.head(5).with_columns(
-        duration=pl.Series([float("nan"), -1.0, 1e30, 1.0, 1.0], dtype=pl.Float32),
-        optype=pl.Series(["forward-compute"] * 4 + ["<script>"], dtype=pl.Categorical),
-        rank=pl.Series([0, 0, 0, -4, 0], dtype=pl.Int32),
+    bad = good.head(6).with_columns(
+        start_ts=pl.Series([0.0] * 5 + [80_000.0], dtype=pl.Float32),
+        duration=pl.Series([float("nan"), -1.0, 1e30, 1.0, 1.0, 1.0], dtype=pl.Float32),
+        optype=pl.Series(["forward-compute"] * 4 + ["<script>", "gc"], dtype=pl.Categorical),
+        rank=pl.Series([0, 0, 0, -4, 0, 0], dtype=pl.Int32),
     )
     path = tmp_path / "trace-X.parquet"
     pl.concat([good, bad]).write_parquet(path)
     (tmp_path / "meta-X.yaml").write_text("world_size: 8\ntp_size: 2\npp_size: !!python/object:os.system 2\n")
     run = open_run(path, options=UNCACHED)
     assert run.many_ranks is not None
-    assert any(f"5 of {good.height + 5} rows left out" in problem for problem in some(run.reduced).problems)
+    assert any(f"6 of {good.height + 6} rows left out" in problem for problem in some(run.reduced).problems)
     assert run.many_ranks.world_size == 8
     assert first(run.many_ranks).stage == 1
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from stepscope import api
+from stepscope import api, comparing
+from stepscope.comparison.profile import Profile
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext, Scope
 from stepscope.errors import UsageError
@@ -76,7 +77,11 @@ class Runs:
 
     def of_script(self, key: str) -> Sequence[SimpleNamespace]:
         """Of one script are those that the same name begins."""
-        return [SimpleNamespace(key=one) for one in self.opened if one.partition("-")[0] == key.partition("-")[0]]
+        same = [one for one in self.opened if one.partition("-")[0] == key.partition("-")[0]]
+        return [SimpleNamespace(key=one, path=self.opened[one].paths[0]) for one in same]
+
+    def profile(self, key: str) -> Profile:
+        return comparing.profiled(self.run(key))
 
 
 def page(run: api.Run, name: str, **given: Any) -> dict[str, Any]:

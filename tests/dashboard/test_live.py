@@ -188,3 +188,26 @@ def test_following_a_run_writes_nothing(growing: Growing, dashboard_of: Callable
         shown.json(f"api/runs/{run}/pages/{page}")
     shown.json(f"api/runs/{run}/live")
     assert seen() == before
+
+
+def test_pages_that_need_many_runs_are_made(tmp_path: Path) -> None:
+    """Also while three are kept: none that such a page waits for is dropped, and a history holds one at a time."""
+    for name in "abcdef":
+        make_run_folder(tmp_path, name=name)
+    with Dashboard.start(tmp_path) as shown:
+        first, *others = (shown.id(name) for name in "abcdef")
+        given = zip(("with", "with2", "with3"), others, strict=False)
+        laid_over = "&".join(f"{name}={run}" for name, run in given)
+        assert shown.json(f"api/runs/{first}/pages/metrics?{laid_over}")["blocks"]
+        blocks = shown.json(f"api/runs/{first}/pages/compare?history=shown")["blocks"]
+        assert len(next(block for block in blocks if block.get("id") == "history")["rows"]) == 6
+
+
+def test_runs_are_dropped_by_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.dashboard.server.prepare.MOST_HELD", 1)
+    monkeypatch.setattr("stepscope.dashboard.server.prepare.ASKED_S", 0.0)
+    for name in "ab":
+        make_run_folder(tmp_path, name=name)
+    with Dashboard.start(tmp_path) as shown:
+        runs = [shown.id(name) for name in "aba"]
+        assert [shown.json(f"api/runs/{run}/pages/steps")["revision"] for run in runs] == [1, 1, 2]

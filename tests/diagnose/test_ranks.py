@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -473,6 +474,31 @@ def test_damaged_hosts_are_left_out_and_said(tmp_path: Path) -> None:
     assert "host node2: stacks-3.raw is too large" in text
     assert len(report.views["ranks_read"]["problems"]) == 4
     assert [row["ranks"] for row in late(report)] == [[13]]
+
+
+def test_tables_of_others_that_fit_their_index_are_read_within_limits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that cannot be unpacked is found when its column is asked for; rows may take no byte of a file."""
+    folder = reduced_run(tmp_path / "run", Made(ranks=8)) / "reduced"
+    assert call("analyze", folder) == 0
+    monkeypatch.setattr("stepscope.tables.reduced.MOST_STEPS", 100)
+    assert call("analyze", folder) == 3
+    assert "and at most 100 are read" in capfd.readouterr().err
+    (host,) = folder.glob("host-*")
+    table, index = host / "steps.parquet", host / "reduced.json"
+    content = bytearray(table.read_bytes())
+    content[4:200] = bytes(196)
+    table.write_bytes(content)
+    said = json.loads(index.read_text())
+    said["tables"]["steps"]["sha256"] = hashlib.sha256(content).hexdigest()
+    index.write_text(json.dumps(said))
+    assert call("analyze", folder) == 3
+    assert "a table that was given is damaged" in capfd.readouterr().err.splitlines()[-1]
+    said["tables"]["steps"]["rows"] += 1
+    index.write_text(json.dumps(said))
+    assert call("analyze", folder) == 3
+    assert "not as many as reduced.json says" in capfd.readouterr().err
 
 
 def test_where_all_tables_are_damaged_recordings_are_read_or_it_is_refused(run: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 
 # The parser's base of everything wrong with a command line. Its own module moved between versions of Typer, which keep
 # re-exporting this child of it.
@@ -303,6 +303,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = EnvironmentRefusal.exit_code
     except KeyboardInterrupt:  # before a command was found
         status = INTERRUPTED
+    except Exception as error:
+        # columns are read when they are first asked for, long after their file was found to be one
+        if type(error).__module__ != "polars.exceptions" or not str(error).startswith("parquet:"):
+            raise
+        say(f"a table that was given is damaged ({error}); make it again, as by `stepscope reduce RUN`")
+        status = UnreadableInputError.exit_code
     sys.exit(status if isinstance(status, int) else 0)
 
 

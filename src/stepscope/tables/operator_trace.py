@@ -21,7 +21,7 @@ SUFFIX = ".parquet"
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 RANKS_OF_HOST = 8  # the file names no hosts; eight devices in one are usual, and the survey's deviations agree
 MAX_BYTES, MAX_ROWS = 2 * 2**30, 50_000_000
-MAX_PLACE, MAX_STEP, MAX_S = 2**15, 2**31 - 1, 3600.0
+MAX_PLACE, MAX_STEP, MAX_S = 2**15, 2**31 - 1, 3600.0  # of a step
 _WORK = {"forward-compute": "forward", "backward-compute": "backward", "optimizer": "optimizer", "gc": "gc"}
 _SENT = {"forward-send": "send", "forward-recv": "recv", "backward-send": "send", "backward-recv": "recv"}
 # Kinds of collectives and who takes part: the replicas of a stage, all, or the first and last stage of a replica.
@@ -138,8 +138,9 @@ def _rows(path: Path) -> tuple[pl.DataFrame, list[str]]:
         .filter(
             pl.all_horizontal(pl.col(name).is_between(0, MAX_PLACE) for name in places)
             & pl.col("step").is_between(0, MAX_STEP)
-            & start.is_between(0, 24 * MAX_S)  # NaN is not between
+            & start.is_between(0, MAX_S)  # NaN is not between
             & length.is_between(0, MAX_S)
+            & (start + length <= MAX_S)
             & pl.col("optype").cast(pl.String).is_in(names)
         )
         .select(
@@ -247,6 +248,7 @@ def _calls(rows: pl.DataFrame, places: pl.DataFrame, world: int | None) -> tuple
 def _shaped(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     schema = SCHEMAS[table]
     return frame.select(
-        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind)
+        # what overlaps may add up to more than a column holds
+        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind, strict=False)
         for name, kind in schema.items()
     )

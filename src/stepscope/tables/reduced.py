@@ -44,7 +44,8 @@ BUCKET_NS = 10_000_000_000  # of telemetry
 PART = ".part"  # of a name: what is being written, or was when its writer was killed
 _TRIES = 10
 MAX_INDEX_BYTES = 32 * 2**20
-MAX_TABLE_BYTES = 2 * 2**30
+MAX_TABLE_BYTES, MAX_TABLE_ROWS = 2 * 2**30, 50_000_000
+MOST_STEPS = 4_000_000  # of the ranks that are looked at: each takes half a kilobyte there, and may be a bit of a file
 MAX_RANK = 2**20
 LABELS = ("steady", "warmup", "first_batch", "compile", "window", "monitor", "profiler", "incomplete", "eval")
 
@@ -209,7 +210,11 @@ class ReducedFrames(Reduced, frozen=True, kw_only=True):
 
 def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:
     """The steps of some ranks as a journal would have them, where nothing but reduced tables is left of a run."""
-    frame = reduced.scan("steps").filter(pl.col("rank").is_in(list(ranks))).sort("rank", "step").collect()
+    chosen = reduced.scan("steps").filter(pl.col("rank").is_in(list(ranks)))
+    count = chosen.select(pl.len()).collect().item()
+    if count > MOST_STEPS:
+        raise UnreadableInputError(f"{reduced.folder}: {count} steps of a few ranks, and at most {MOST_STEPS} are read")
+    frame = chosen.sort("rank", "step").collect()
     phases = [f"{phase}_us" for phase in PHASES]
     frame = frame.select(
         "rank",
@@ -313,6 +318,9 @@ def read_host(folder: Path) -> Index:
             raise ValueError(f"{path.name} is not what {REDUCED_INDEX} was written for")
         if dict(pl.read_parquet_schema(path)) != schema:
             raise ValueError(f"{path.name} has other columns than {REDUCED_SCHEMA}")
+        rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()  # of the footer
+        if rows != said.rows or rows > MAX_TABLE_ROWS:
+            raise ValueError(f"{path.name} has too many rows, or not as many as {REDUCED_INDEX} says")
     return index
 
 

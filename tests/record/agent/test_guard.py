@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from stepscope.record.agent.guard import Guard
@@ -39,5 +41,25 @@ def test_what_belongs_to_the_user_passes(interruption: type[BaseException], repo
 
     with pytest.raises(interruption):
         guard.wrap("loader", interrupted)()
+    assert not guard.is_off("loader")
+    assert reports == []
+
+
+@pytest.mark.parametrize("form", ["function", "any arguments", "bound method"])
+def test_what_a_signals_handler_raises_in_a_hook_passes(form: str, reports: list[tuple[str, str]]) -> None:
+    class Limit(Exception):
+        def over(self, _number: int, _frame: object) -> None:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            raise self
+
+    handlers = {"function": lambda _number, _frame: fail(), "any arguments": fail, "bound method": Limit().over}
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+    hook = guard.wrap("loader", lambda: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, handlers[form])
+    try:
+        with pytest.raises((ValueError, Limit)):
+            hook()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert not guard.is_off("loader")
     assert reports == []

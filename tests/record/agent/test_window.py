@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepscope.record.agent import marks
@@ -135,6 +137,22 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
     categories = {event.get("cat") for event in read_trace(run / "rank-0" / window["trace"])}
     assert "cpu_op" in categories
     assert "python_function" not in categories
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_a_limit_of_memory_that_is_near_opens_no_window(tmp_path: Path, kind: int) -> None:
+    """torch ends the process where one of the profiler's threads gets no memory."""
+    before = resource.getrlimit(kind)
+    taken = psutil.Process().memory_info()
+    with recorded(tmp_path / "run", **CYCLES):
+        resource.setrlimit(kind, ((taken.vms if kind == resource.RLIMIT_AS else taken.data) + 2**29, before[1]))
+        try:
+            train(8)
+        finally:
+            resource.setrlimit(kind, before)
+    assert not windows(tmp_path / "run")
+    (skipped,) = read_events(tmp_path / "run", "window_skipped")
+    assert "leaves less than" in skipped["reason"]
 
 
 def test_regions_are_carried_into_the_trace(tmp_path: Path) -> None:

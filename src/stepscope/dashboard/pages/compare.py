@@ -90,7 +90,8 @@ def _history(context: PageContext) -> Iterator[Block]:
     options = [("", "not shown"), ("shown", f"its newest {len(same)} runs")]
     yield blocks.choice("History of this script", HISTORY, shown, options)
     if shown:
-        versions, notes = comparing.history(context.catalog.run(place.key) for place in same)
+        keys, catalog = {place.path: place.key for place in same}, context.catalog
+        versions, notes = comparing.history(keys, profiled=lambda run: catalog.profile(keys[run.paths[0]]))
         yield from history.table(context, history.document(versions, notes), "History of this script")
 
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
-from stepscope import api
+from stepscope import api, comparing
 from stepscope.api import ReadOptions, Run, is_run_folder, open_run
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.live import Progress
@@ -33,6 +33,9 @@ from stepscope.files import open_regular
 from stepscope.report import words
 from stepscope.report.escape import plain
 from stepscope.schema import REDUCED, REDUCED_INDEX
+
+if TYPE_CHECKING:
+    from stepscope.comparison.profile import Profile
 
 RUN, TRACE, EXPERIMENT, SWEEP = "run", "trace", "experiment", "sweep"
 # What a folder of runs made by one command holds, by its kind; the first is the whole of it.
@@ -77,6 +80,7 @@ class Catalog:
         self._listed: dict[str, Place] = {}
         self._known: dict[str, Place] = {}  # those, and what was once there: a run that is deleted says so itself
         self._looked = -AGAIN_S
+        self._profiles: dict[str, tuple[Any, Profile]] = {}  # with what was seen of the run
         self._runs: set[str] = set()  # folders that were seen to be runs: they stay what they are
 
     def runs(self, text: str = "") -> list[dict[str, Any]]:
@@ -87,6 +91,13 @@ class Catalog:
     def run(self, key: str) -> api.Run:
         """The whole run of an ID; raises `NotThere`."""
         return self._whole(self.place(key))
+
+    def profile(self, key: str) -> Profile:
+        """What a history needs of a run, which is kept, so that of many no two need to be held at once."""
+        seen = live.signature(self.place(key).path)
+        if key not in self._profiles or self._profiles[key][0] != seen:
+            self._profiles[key] = seen, comparing.profiled(self.run(key))
+        return self._profiles[key][1]
 
     def experiment(self, key: str) -> Path | None:
         """The folder of an experiment or a sweep, of an entry that is one."""

@@ -1,7 +1,8 @@
 """The one guard around everything stepscope does inside the user's process.
 
 A hook that raises is reported once and switched off; the training never notices. Only `Exception` is caught: a
-KeyboardInterrupt or SystemExit that happens to arrive inside a hook belongs to the user and passes through. Fault
+KeyboardInterrupt or SystemExit that happens to arrive inside a hook belongs to the user and passes through, and so does
+what a signal's handler of the script raises there, as a time limit does, or torch where a loader's worker died. Fault
 injection lives here too, so that tests exercise exactly the path a real defect would take.
 """
 
@@ -33,6 +34,8 @@ class Switch:
         self.off = False
 
         def trip(error: Exception) -> None:
+            if _is_of_a_signal(error):
+                raise error
             self.off = True
             try:
                 report(probe, f"{type(error).__name__}: {error}"[:500])
@@ -128,6 +131,20 @@ class Guard:
 
     def _is_faulty(self, probe: str) -> bool:
         return bool(self._faults) and ("*" in self._faults or probe in self._faults)
+
+
+def _is_of_a_signal(error: Exception) -> bool:
+    """Whether the handler of a signal raised it: a function that was handed the frame which it then returned to."""
+    traceback = error.__traceback__ and error.__traceback__.tb_next  # beyond the wrapper that caught it
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]  # one more: `*args`
+        given = [frame.f_locals.get(name) for name in names]
+        given += [part for parts in given if parts.__class__ is tuple for part in parts]
+        if frame.f_back is not None and any(one is frame.f_back for one in given):
+            return True
+    return False
 
 
 def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:

@@ -31,6 +31,7 @@ from stepscope.record.agent.window_session import (
     in_forked_child,
     quiet_allocator,
     trace_path,
+    without_room,
 )
 
 if TYPE_CHECKING:
@@ -377,7 +378,7 @@ class WindowManager:
         that is the first loop, for to ask for one would initialise its driver before processes are forked.
         """
         here = self._imported_torch == threading.get_ident() and self._config.memory != "on" and device_in_use() is None
-        self._is_apart = here and self._probe.busy() is None and not anything_enabled()
+        self._is_apart = here and self._refusal() is None
         if self._is_apart:
             begin_here()
 
@@ -462,7 +463,8 @@ class WindowManager:
         """Why no profiler of ours may be opened here."""
         if self._agent.guard.is_off("user_profiler"):
             return "the script's own profilers cannot be seen"
-        return self._probe.busy() or ("another profiler session is enabled" if anything_enabled() else None)
+        enabled = "another profiler session is enabled" if anything_enabled() else None
+        return self._probe.busy() or enabled or without_room()
 
     def _skip(self, reason: str) -> None:
         self._why_not = reason

@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from typing import Any, Callable, Iterator
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
 VERBOSE = False
+# What a window may need below a limit: a trace of 600 MB before it is written, threads of torch's with heaps of 64 MB.
+ROOM_BYTES = 2**30
 _ENDING_S = 50e-6  # how often a thread that has done its work is looked for; it needs the interpreter once more
 
 _ours = threading.local()
@@ -73,6 +76,19 @@ def anything_enabled() -> bool:
 
     flag = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
     return bool(flag) or bool(torch.autograd._profiler_enabled())
+
+
+def without_room() -> str | None:
+    """Why recording could take the process to a limit of its memory, where torch ends it without an exception."""
+    for kind, field in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+        limit = resource.getrlimit(kind)[0]
+        if limit == resource.RLIM_INFINITY:
+            continue
+        with open("/proc/self/statm", "rb") as file:
+            taken = int(file.read().split()[field]) * resource.getpagesize()
+        if limit - taken < ROOM_BYTES:
+            return "the process's limit of memory (ulimit -v, ulimit -d) leaves less than 1 GiB"
+    return None
 
 
 def device_in_use() -> str | None:
