@@ -264,7 +264,7 @@ class QueuedCutter(StepCutter):
             start, end, step_start, step_end, over = waiting[at : at + TIMES]
             if start is None:
                 kind, parts = "eval", (wait, ahead + other + over - fetched, 0, 0, 0)
-                iterator.busy_ns = parts[1]
+                iterator.was_busy(parts[1])
             else:
                 rest = other + step_start - end + over - step_end
                 kind, parts = "train", (wait, ahead + start - fetched, end - start, step_end - step_start, rest)

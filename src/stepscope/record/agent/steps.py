@@ -208,6 +208,10 @@ class StepCutter:
         """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
         self._leave(DATA_WAIT, now)
         iterator = self._iterators.get(iterator_id)
+        if not self._stack and len(self._segments) > 1 and self._segments[-1].by_other_loader:
+            if not (self._segments[-1].fetches or self._segments[-1].trained):  # it began nothing
+                self._segments.pop()
+                self._segments[-1].charge(now, OTHER)
         if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
             waits = any(segment.fetches for segment in self._segments)
             if iterator is not None and (iterator.held or (waits and not self._trained())):
@@ -247,17 +251,28 @@ class StepCutter:
         elif self._trained():
             self._resting = last.snapshot(now)
         else:
-            # A loop that is left at the top of its body has fetched a batch that it does not use.
-            if not iterator.exhausted and last.use in (None, UNUSED):
-                used = iterator.evaluates and last.fetches and now - last.end_ns >= iterator.busy_ns // 4
-                if not used:
-                    self._segments.pop()
-            elif iterator.count == 1 and self._number == 0 and not iterator.exhausted:
+            if iterator.exhausted or self._used_last(self._least_busy(iterator), now):
+                last.charge(now, OTHER)
+            else:
+                self._segments.pop()
+            if iterator.count == 1 and self._number == 0 and not iterator.exhausted:
                 self._segments = []  # a model built, or tried, on one batch before the training
-            if self._segments:
-                self._segments[-1].charge(now, OTHER)
-                self._write_untrained("end", live=False)
+            self._write_untrained("end", live=False)
             self._idle_since = now
+
+    def _least_busy(self, iterator: Iterator | None) -> int | None:
+        """The least that a step of the evaluation under way did beside the fetch, its last batch left out."""
+        before = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
+        if iterator is not None and iterator.busy_ns is not None:
+            before.append(iterator.busy_ns)
+        return min(before, default=None)
+
+    def _used_last(self, least_ns: int | None, now: int) -> bool:
+        """Whether an evaluation used its last batch: a loop left at the top of its body fetched one that it did not."""
+        last = self._segments[-1]
+        if last.use is not None:
+            return last.use != UNUSED
+        return last.fetches > 0 and least_ns is not None and now - last.end_ns >= least_ns // 4
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
@@ -428,11 +443,10 @@ class StepCutter:
         elif self._segments:
             last = self._segments[-1]
             if not self._trained():
-                iterator = self._iterators.get(last.leader or 0)
-                busy_ns = iterator.busy_ns if iterator is not None and iterator.evaluates else 0
-                if busy_ns and busy_ns // 4 <= now - last.end_ns <= busy_ns * 4:
-                    last.charge(now, OTHER)
-                elif last.use in (None, UNUSED):
+                least_ns = self._least_busy(self._iterators.get(last.leader or 0))
+                if self._used_last(least_ns, now):
+                    last.charge(min(now, last.end_ns + 4 * (least_ns or 0)), OTHER)  # what follows is no evaluation
+                else:
                     self._segments.pop()  # nobody knows whether more was to come
                 self._write_untrained("end", live=False)
             elif last.signal is not None and self._complete(last):
@@ -474,6 +488,11 @@ class StepCutter:
                 return self._close("loader", True, now)
             return now
         if iterator is not anchor:
+            return self._other_fetch(iterator, last, now)
+        if last.by_other_loader and not last.trained and self._trained() and self._mark is None:
+            if last.use == UNUSED:  # a batch for the next step
+                return self._close("loader", True, now)
+            self._split_off_evaluation(last)
             return self._other_fetch(iterator, last, now)
         self._strays = 0
         if not self._trained():
@@ -800,7 +819,7 @@ class StepCutter:
         if row.kind == "train":
             iterator.trained, iterator.evaluates = True, False
         else:
-            iterator.busy_ns = row.forward_ns or 0
+            iterator.was_busy(row.forward_ns or 0)
         if iterator.ahead is False:
             return row
         uses = sum(segment.backward if row.kind == "train" else segment.use != UNUSED for segment in segments)
