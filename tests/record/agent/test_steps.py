@@ -217,12 +217,28 @@ a sanity check and validation that end by count
 a loop over training data that does not train is evaluation
     2( for1x3( train ) for1x3( eval:20 ) )
     -> 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8
-endless loaders are validated between epochs
+endless loaders are validated between epochs [both]
     iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
     -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8
-endless loaders are validated between epochs, compiled [compiled]
-    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
-    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 11*E30=10+20+0+0+0 1x8
+an evaluation that is left by count has all of its batches, and none that it fetched in vain [both]
+    for1x1( train ) iter2 3( fetch2 eval ) dead2 for1x1( train ) iter2 fetch2 eval:9 2( fetch2 eval ) fetch2 dead2
+    -> T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, E11=2+9+0+0+0 1x8, 2*E5=2+3+0+0+0 1x8
+the last evaluation ends with its last batch, whatever follows [both]
+    for1x1( train ) iter2 3( fetch2 eval ) wait:900
+    -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, E14=2+12+0+0+0 1x8
+training and evaluation take turns, each with an iterator of its own [both]
+    iter1 iter2 2( fetch1 train fetch1 train fetch2 eval ) fetch1 train stop2 iter2 fetch2 eval fetch1 train stop1
+    -> 2*T10=2+3+4+1+0 1x8, E5=2+3+0+0+0 1x8, 2*T10=2+3+4+1+0 1x8, E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8,
+       E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8
+a second loader's batch that nothing is done with is of the step
+    iter1 iter2 3( fetch1 train fetch2 wait:3 ) stop1
+    -> 3*T15=4+3+4+1+3 1x8
+an evaluation in the midst of an update is none of its time [both]
+    iter1 2( 2( fetch1 pass ) eval_begin for2x2( eval ) eval_end fetch1 pass fetch1 pass update ) stop1
+    -> 2*E5=2+3+0+0+0 1x8, T130=4+40+80+5+1 4x32, 2*E5=2+3+0+0+0 1x8, T130=4+40+80+5+1 4x32
+an evaluation in the midst of an update whose batches are there already [both]
+    iter1 4( fetch1 ) 2( pass ) eval_begin for2x2( eval ) eval_end 2( pass ) update stop1
+    -> 2*E5=2+3+0+0+0 1x8, T126=0+40+80+5+1 4x32
 batches that are only looked through are no steps
     for1x20( wait:1 ) iter1 fetch1 dead1 for1x3( train ) for1x20( wait:1 )
     -> 3*T10=2+3+4+1+0 1x8

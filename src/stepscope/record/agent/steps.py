@@ -108,7 +108,7 @@ class StepCutter:
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._leading = 0  # that of them which came twice first
         self._uneven = False  # others join in every few iterations: each begins with the one that leads
-        self._put_off: Segment | None = None  # a training batch that an evaluation was put before
+        self._put_off: Segment | None = None  # batches of an update that an evaluation was put before
         self._strays = 0
         self._root = 0  # the line the running backward pass was called from
         self._accumulates = False  # gradients are kept from one backward pass to the next, no optimizer in sight
@@ -191,6 +191,8 @@ class StepCutter:
             iterator.fetched = segment.first_batch = True
         if segment.leader != iterator_id:
             return
+        if self._put_off is not None and self._put_off.leader == iterator_id:
+            self._resume(segment)
         segment.fetches += 1
         segment.last_samples = samples
         if samples is not None:
@@ -210,8 +212,7 @@ class StepCutter:
         iterator = self._iterators.get(iterator_id)
         if not self._stack and len(self._segments) > 1 and self._segments[-1].by_other_loader:
             if not (self._segments[-1].fetches or self._segments[-1].trained):  # it began nothing
-                self._segments.pop()
-                self._segments[-1].charge(now, OTHER)
+                self._undo_division()
         if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
             waits = any(segment.fetches for segment in self._segments)
             if iterator is not None and (iterator.held or (waits and not self._trained())):
@@ -288,9 +289,7 @@ class StepCutter:
             if cleared is False:  # the last division was none: gradients are added to those of the pass before it
                 self._accumulates = True
                 if len(self._segments) > 1 and not self._segments[-1].trained:
-                    last, before = self._segments.pop(), self._segments[-1]
-                    before.end_ns = last.end_ns
-                    before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
+                    self._undo_division()
                 self._segments[-1].stepped = False
             else:
                 self._before_update(root)
@@ -490,10 +489,13 @@ class StepCutter:
         if iterator is not anchor:
             return self._other_fetch(iterator, last, now)
         if last.by_other_loader and not last.trained and self._trained() and self._mark is None:
-            if last.use == UNUSED:  # a batch for the next step
-                return self._close("loader", True, now)
-            self._split_off_evaluation(last)
-            return self._other_fetch(iterator, last, now)
+            if last.use != UNUSED:
+                self._split_off_evaluation(last)
+                last.charge(now, OTHER)
+                self._anchor = iterator.number
+                return self._write_untrained("loader", live=True)
+            self._undo_division()  # a batch for the next step
+            last = self._segments[-1]
         self._strays = 0
         if not self._trained():
             return self._fetch_again(iterator, last, now) if last.fetches else now
@@ -588,17 +590,25 @@ class StepCutter:
             return now if self._trained() else self._close("loader", True, now)
         # A batch of the loader that trains, and an evaluation before it is trained on?
         waits = last.fetches and not last.trained and not iterator.trained and len(self._segments) == 1
-        if (complete or (waits and (inside or iterator.evaluates))) and self._mark is None:
+        waits = waits and (inside or iterator.evaluates)
+        if (complete or waits or (last.trained and self._evaluating)) and self._mark is None:
             self._divide(now, OTHER, "loader")
             self._segments[-1].by_other_loader = True
         return now
 
     def _split_off_evaluation(self, last: Segment) -> None:
-        if self._trained():
+        before = self._segments[:-1]
+        if self._trained() and self._complete(before[-1]):
             self._split_off_last("loader")
         else:
-            self._put_off, self._segments = self._segments[0], [last]
+            self._put_off, self._segments = merge(before), [last]
         self._anchor = last.leader
+
+    def _undo_division(self) -> None:
+        """The last division was none, and nothing was trained since."""
+        last, before = self._segments.pop(), self._segments[-1]
+        before.end_ns = last.end_ns
+        before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
 
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: whatever was said before, this is no evaluation."""
@@ -660,8 +670,10 @@ class StepCutter:
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
         self._resting = None
-        put_off, self._put_off = self._put_off, None
-        if put_off is not None and self._segments:  # the evaluation is over
+        iterator = self._iterators.get(self._put_off.leader or 0) if self._put_off is not None else None
+        if iterator is None:
+            self._put_off = None
+        elif self._segments:  # the evaluation is over
             self._idle_since = self._segments[-1].end_ns
             self._write_untrained("loader", live=False)
         if not self._segments:
@@ -670,11 +682,9 @@ class StepCutter:
             if since is None:
                 since, self._opened_ns = self._made_ns, now
             segment = self._open(now if since is None else min(since, now), partial=since is None)
-            iterator = self._iterators.get((put_off and put_off.leader) or 0)
-            if put_off is not None and iterator is not None:
+            if iterator is not None:
+                self._resume(segment)
                 self._lead(segment, iterator)
-                for name in ("fetches", "samples", "last_samples", "last_batch", "first_batch"):
-                    setattr(segment, name, getattr(put_off, name))
                 self._anchor = iterator.number
                 iterator.step_start, iterator.step_fetches = segment.start_ns, segment.fetches
             if called is not None:
@@ -747,12 +757,19 @@ class StepCutter:
         return segment
 
     def _lead(self, segment: Segment, iterator: Iterator) -> None:
-        if self._put_off is not None and self._put_off.leader == iterator.number:
+        put_off = self._put_off
+        if put_off is not None and put_off.leader == iterator.number and not put_off.backward:
             self._put_off = None
         segment.leader = iterator.number
         segment.epoch = iterator.epoch
         segment.last_batch = iterator.total - 1
         segment.knows_forward = True
+
+    def _resume(self, segment: Segment) -> None:
+        """The segment goes on with what an evaluation was put before; the time of that is in no step."""
+        for name in ("fetches", "samples", "last_samples", "last_batch", "first_batch", "backward"):
+            setattr(segment, name, getattr(self._put_off, name))
+        self._put_off = None
 
     def _split_off_last(self, signal: str) -> None:
         """The last division was a boundary: what precedes it is a step."""
