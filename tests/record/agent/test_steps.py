@@ -180,10 +180,11 @@ trainer with evaluation between updates [both]
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
        E20=0+20+0+0+0 1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8,
        E30=10+20+0+0+0 1x8, E20=0+20+0+0+0 1x8
-trainer with evaluation between updates, nobody told that the last batch was used [compiled]
+trainer with an evaluation at the end [both]
     ahead1 5( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20 )
         stop2 eval:20 dead1
-    -> T296=50+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
+    -> T296=50+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
+       E20=0+20+0+0+0 1x8
 a batch is left out among those of an update
     iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
     -> 2*T21=6+6+8+1+0 3x24

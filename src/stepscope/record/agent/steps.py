@@ -273,7 +273,7 @@ class StepCutter:
         last = self._segments[-1]
         if last.use is not None:
             return last.use != UNUSED
-        return last.fetches > 0 and least_ns is not None and now - last.end_ns >= least_ns // 4
+        return least_ns is not None and now - last.end_ns >= least_ns // 4
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
