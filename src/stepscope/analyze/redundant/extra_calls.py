@@ -3,7 +3,8 @@ the model, or of its state, inside training steps.
 
 A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
 train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
-loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none. Whether gradients
+loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none; nor are those of a
+function that draws from what the model says, for actions and generated texts are what the steps train on. Whether gradients
 were recorded is told by the sequence numbers of its operators: they count nodes.
 
 Copies are told by sampled stacks, or by the functions of a trace. Time counts below the functions of Python and torch
@@ -31,7 +32,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30
@@ -44,6 +45,7 @@ _SCORES = re.compile(
     r"^aten::(item|_local_scalar_dense|is_nonzero|eq|ne|argmax|argmin|topk|nonzero|bincount|histc|unique\w*)$"
     r"|^aten::\w*(loss|cross_entropy)\w*$"
 )
+_DRAWS = re.compile(r"^aten::(multinomial|bernoulli|normal|poisson|binomial)$")  # dropout draws by others
 _NOT_FORWARD = re.compile(
     r"(^|/)torch/utils/checkpoint\.py\(|(^|/)torch/autograd/__init__\.py\(\d+\): (backward|grad)$"
 )
@@ -200,11 +202,10 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
-        # whether the result of each call is scored before `ends`
-        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
-        scores[self.trained] = False
-        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
-        scored = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
+        # whether the result of each call is scored before `ends`, and nothing drawn around it
+        since = self.span.ends(rows)
+        drawn = self._happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], since), ends)
+        scored = self._happens(_SCORES, since, ends) & ~drawn
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
@@ -227,6 +228,14 @@ class _Calls:
             counted = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
             nodes = int(counted.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
             yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
+
+    def _happens(self, names: re.Pattern[str], since: Int64, until: Int64) -> Bools:
+        """Whether an operator with such a name begins between, one that trains nothing."""
+        found = self.span.names.matching(names.search) & self.scene.operators
+        found[self.trained] = False
+        times = np.sort(self.span.start_ns[np.flatnonzero(found)])
+        happens: Bools = np.searchsorted(times, until) > np.searchsorted(times, since)
+        return happens
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""
