@@ -4,8 +4,8 @@ the model, or of its state, inside training steps.
 A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
 train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
 loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none; nor are those of a
-function that draws from what the model says, for actions and generated texts are what the steps train on. Whether gradients
-were recorded is told by the sequence numbers of its operators: they count nodes.
+function that draws from what the model says: actions and generated texts are what is trained on. Whether gradients were
+recorded is told by the sequence numbers of its operators: they count nodes.
 
 Copies are told by sampled stacks, or by the functions of a trace. Time counts below the functions of Python and torch
 that copy a model; the line is the user's innermost one above. What `copy.deepcopy` copies can be anything; it counts

@@ -210,9 +210,9 @@ class StepCutter:
         """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
         self._leave(DATA_WAIT, now)
         iterator = self._iterators.get(iterator_id)
-        if not self._stack and len(self._segments) > 1 and self._segments[-1].by_other_loader:
-            if not (self._segments[-1].fetches or self._segments[-1].trained):  # it began nothing
-                self._undo_division()
+        last = self._segments[-1] if self._segments and not self._stack else None
+        if last is not None and last.by_other_loader and not (last.fetches or last.trained):
+            self._undo_division()  # it began nothing
         if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
             waits = any(segment.fetches for segment in self._segments)
             if iterator is not None and (iterator.held or (waits and not self._trained())):
@@ -488,6 +488,9 @@ class StepCutter:
             return now
         if iterator is not anchor:
             return self._other_fetch(iterator, last, now)
+        return self._leading_fetch(iterator, last, now)
+
+    def _leading_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         if last.by_other_loader and not last.trained and self._trained() and self._mark is None:
             if last.use != UNUSED:
                 self._split_off_evaluation(last)
