@@ -210,7 +210,7 @@ class StepCutter:
         """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
         self._leave(DATA_WAIT, now)
         iterator = self._iterators.get(iterator_id)
-        last = self._segments[-1] if self._segments and not self._stack else None
+        last = self._segments[-1] if len(self._segments) > 1 and not self._stack else None
         if last is not None and last.by_other_loader and not (last.fetches or last.trained):
             self._undo_division()  # it began nothing
         if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
@@ -770,7 +770,7 @@ class StepCutter:
 
     def _resume(self, segment: Segment) -> None:
         """The segment goes on with what an evaluation was put before; the time of that is in no step."""
-        for name in ("fetches", "samples", "last_samples", "last_batch", "first_batch", "backward"):
+        for name in ("fetches", "samples", "last_samples", "first_batch", "backward"):
             setattr(segment, name, getattr(self._put_off, name))
         self._put_off = None
 
