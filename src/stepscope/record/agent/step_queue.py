@@ -251,7 +251,6 @@ class QueuedCutter(StepCutter):
         assert leader is not None  # steps wait for its fetches only
         segment = self._segments[0]
         self._segments = []
-        self._strays = 0
         self._most_fetches = self._most_fetches or 1
         iterator, epoch, in_window = self._iterators[leader], segment.epoch, 1 if segment.in_window else 0
         ahead_of_use = iterator.ahead = iterator.ahead is True

@@ -38,8 +38,6 @@ UNDECIDED_LIMIT = 64
 UNUSED_LIMIT = 256
 # A script that has stopped marking is noticed after this many steps that look complete.
 UNMARKED_LIMIT = 8
-# A second loader that starts this many steps in a row, the first one never fetching, leads from then on.
-STRAY_LIMIT = 8
 
 # Steps whose batches are remembered.
 USES_LIMIT = 512
@@ -109,7 +107,6 @@ class StepCutter:
         self._leading = 0  # that of them which came twice first
         self._uneven = False  # others join in every few iterations: each begins with the one that leads
         self._put_off: Segment | None = None  # batches of an update that an evaluation was put before
-        self._strays = 0
         self._root = 0  # the line the running backward pass was called from
         self._accumulates = False  # gradients are kept from one backward pass to the next, no optimizer in sight
         self._heard = False  # modules are called in this script
@@ -467,7 +464,6 @@ class StepCutter:
             return self._settle_rest()
         last = self._segments[-1]
         if last.stepped and iterator.number == self._anchor and self._mark is None:  # nearly always
-            self._strays = 0
             return self._close("loader", True, now)
         if self._segments[0].leader is None and all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
@@ -499,7 +495,6 @@ class StepCutter:
                 return self._write_untrained("loader", live=True)
             self._undo_division()  # a batch for the next step
             last = self._segments[-1]
-        self._strays = 0
         if not self._trained():
             return self._fetch_again(iterator, last, now) if last.fetches else now
         if self._complete(last) and last.trained and not self._mark:
@@ -582,8 +577,6 @@ class StepCutter:
             known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
             if known or (iterator.trained and not anchor.trained):
                 # The loop over the other loader was an evaluation.
-                if last.use is None and not anchor.exhausted:
-                    last.use = WITHOUT_GRADIENTS
                 last.charge(now, OTHER)
                 self._anchor = iterator.number
                 return self._write_untrained("loader", live=True)
@@ -628,9 +621,7 @@ class StepCutter:
         last = self._segments[-1]
         if last.by_other_loader:
             self._split_off_last("loader")
-            self._strays += 1
-            if self._strays > STRAY_LIMIT:
-                self._anchor = last.leader
+            self._anchor = last.leader
         elif self._without_loader():
             if self._uneven and self._leading in seen and identity != self._leading:
                 return
