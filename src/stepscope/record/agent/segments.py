@@ -110,11 +110,8 @@ class Iterator:
     """
 
     fetched = False
-    step_start = -1  # of the step `step_fetches` counts in
-    step_fetches = 0
     count = 0  # batches of this epoch
     total = 0  # batches that were fetched
-    beside = 0  # those of the leading iterator when this one was made
     length: int | None = None  # of an epoch, where one iterator may go on to the next
     trained = False  # its batches are trained on
     evaluates = False  # its batches are used, and not trained on

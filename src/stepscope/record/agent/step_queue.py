@@ -323,7 +323,6 @@ class QueuedCutter(StepCutter):
         self._lead(self._open(now, partial=False), iterator)
         self._before_fetch = None
         self._stack.append((DATA_WAIT, iterator.number))
-        iterator.step_start, iterator.step_fetches = now, 1
 
 
 _new_row = tuple.__new__

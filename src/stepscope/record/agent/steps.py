@@ -131,8 +131,6 @@ class StepCutter:
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
         iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
         iterator.ahead = True if fetches_ahead else None
-        leading = self._iterators.get(self._anchor or 0)
-        iterator.beside = leading.total if leading is not None else 0
 
     def loader_length(self, iterator_id: int, batches: int) -> None:
         """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
@@ -164,11 +162,9 @@ class StepCutter:
             self._open(now, partial=False)
         if self._anchor is None or (len(self._segments) == 1 and self._segments[0].empty):
             self._anchor = iterator_id
-        segment, start = self._segments[-1], self._segments[0].start_ns
+        segment = self._segments[-1]
         if segment.leader is None:
             self._lead(segment, iterator)
-        iterator.step_fetches = iterator.step_fetches + 1 if iterator.step_start == start else 1
-        iterator.step_start = start
         if segment.end_ns != now or segment.backward:
             self._before_fetch = segment.snapshot(now)
             segment.charge(now, OTHER)
@@ -560,8 +556,7 @@ class StepCutter:
             if last.leader == iterator.number:
                 return self._fetch_again(iterator, last, now)
         anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
-        start = self._segments[0].start_ns
-        inside = iterator.created_ns > start
+        inside = iterator.created_ns > self._segments[0].start_ns
         complete = last.trained and self._complete(last)
         if inside and complete:
             # Making the iterator (starting its workers) is no part of the step before it.
@@ -580,10 +575,6 @@ class StepCutter:
                 last.charge(now, OTHER)
                 self._anchor = iterator.number
                 return self._write_untrained("loader", live=True)
-        alone = anchor.total <= iterator.beside  # else they take turns
-        if inside and alone and iterator.step_start == start and iterator.step_fetches >= 1:
-            self._anchor = iterator.number
-            return now if self._trained() else self._close("loader", True, now)
         # A batch of the loader that trains, and an evaluation before it is trained on?
         waits = last.fetches and not last.trained and not iterator.trained and len(self._segments) == 1
         waits = waits and (inside or iterator.evaluates)
@@ -680,7 +671,6 @@ class StepCutter:
                 self._resume(segment)
                 self._lead(segment, iterator)
                 self._anchor = iterator.number
-                iterator.step_start, iterator.step_fetches = segment.start_ns, segment.fetches
             if called is not None:
                 segment.knows_forward, segment.knows_wait = True, False
 
