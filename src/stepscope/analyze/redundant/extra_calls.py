@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,7 +33,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Int64, climb, flags
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30
@@ -202,10 +203,15 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
-        # whether the result of each call is scored before `ends`, and nothing drawn around it
-        since = self.span.ends(rows)
-        drawn = self._happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], since), ends)
-        scored = self._happens(_SCORES, since, ends) & ~drawn
+        starts, operators = self.span.start_ns, self.scene.operators & ~flags(len(self.span), self.trained)
+
+        def happens(name: re.Pattern[str], since: Int64) -> Any:  # before `ends`, and trains nothing
+            times = np.sort(starts[self.span.names.matching(name.search) & operators])
+            return np.searchsorted(times, ends) > np.searchsorted(times, since)
+
+        # whether the result of each call is scored, and nothing drawn around it
+        over = self.span.ends(rows)
+        scored = happens(_SCORES, over) & ~happens(_DRAWS, np.where(begins >= 0, starts[begins], over))
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
@@ -228,14 +234,6 @@ class _Calls:
             counted = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
             nodes = int(counted.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
             yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
-
-    def _happens(self, names: re.Pattern[str], since: Int64, until: Int64) -> Bools:
-        """Whether an operator with such a name begins between, one that trains nothing."""
-        found = self.span.names.matching(names.search) & self.scene.operators
-        found[self.trained] = False
-        times = np.sort(self.span.start_ns[np.flatnonzero(found)])
-        happens: Bools = np.searchsorted(times, until) > np.searchsorted(times, since)
-        return happens
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""

@@ -14,6 +14,8 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)
 # What became of a batch, as far as the one-time module hook could tell; None where it was not asked.
 UNUSED, WITH_GRADIENTS, WITHOUT_GRADIENTS = range(3)
 
+NEVER = 1 << 62  # ns
+
 Snapshot = Tuple[int, List[int]]  # (time, the five phases up to it)
 
 
@@ -115,7 +117,7 @@ class Iterator:
     length: int | None = None  # of an epoch, where one iterator may go on to the next
     trained = False  # its batches are trained on
     evaluates = False  # its batches are used, and not trained on
-    busy_ns: int | None = None  # the least that an evaluation step did beside the fetch
+    busy_ns = NEVER  # the least that an evaluation step did beside the fetch
     ahead: bool | None = None  # whether it fetches one batch ahead; None until the first step tells
     exhausted = False  # there is no further batch; what was fetched may still be used
 
@@ -125,10 +127,6 @@ class Iterator:
         self.created_ns = created_ns
         self.before = before  # the open segment as it was when the iterator was being made
         self.held: list[int | None] = []
-
-    def was_busy(self, ns: int) -> None:
-        """An evaluation step did so much beside the fetch."""
-        self.busy_ns = ns if self.busy_ns is None else min(self.busy_ns, ns)
 
     def batch(self) -> None:
         """A batch was fetched; one that goes on by itself is in the next epoch."""

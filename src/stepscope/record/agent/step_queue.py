@@ -263,7 +263,7 @@ class QueuedCutter(StepCutter):
             start, end, step_start, step_end, over = waiting[at : at + TIMES]
             if start is None:
                 kind, parts = "eval", (wait, ahead + other + over - fetched, 0, 0, 0)
-                iterator.was_busy(parts[1])
+                iterator.busy_ns = min(iterator.busy_ns, parts[1])
             else:
                 rest = other + step_start - end + over - step_end
                 kind, parts = "train", (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
@@ -337,12 +337,12 @@ def _usual_times(events: list[int], since: int) -> tuple[int, int, int, int] | N
     return (start, end, step_start, step_end) if usual and since <= start <= end <= step_start <= step_end else None
 
 
-def _after_settling(name: str) -> Callable[..., None]:
-    event: Callable[..., None] = getattr(StepCutter, name)
+def _after_settling(name: str) -> Callable[..., Any]:
+    event: Callable[..., Any] = getattr(StepCutter, name)
 
-    def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> None:
+    def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> Any:
         self.settle()
-        event(self, *args, **kwargs)
+        return event(self, *args, **kwargs)
 
     return settled
 

@@ -18,6 +18,7 @@ from stepscope.record.agent.segments import (
     BACKWARD,
     DATA_WAIT,
     FORWARD,
+    NEVER,
     OPTIMIZER,
     OTHER,
     UNUSED,
@@ -116,13 +117,8 @@ class StepCutter:
         self._called_ns: int | None = None
         self._opened_ns: int | None = None  # where a step was opened whose begin was not seen
 
-    def epoch_of(self, iterator_id: int) -> int | None:
-        """How often the loader of a living iterator had been iterated before."""
-        iterator = self._iterators.get(iterator_id)
-        return iterator.epoch if iterator is not None else None
-
-    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> None:
-        """An iterator over a loader is about to be made; ids are never used twice.
+    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> int:
+        """An iterator over a loader, iterated before as often as is returned, is about to be made; ids are unique.
 
         `fetches_ahead`: the loader is known to fetch a batch before it hands out the one before.
         """
@@ -131,6 +127,7 @@ class StepCutter:
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
         iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
         iterator.ahead = True if fetches_ahead else None
+        return epoch
 
     def loader_length(self, iterator_id: int, batches: int) -> None:
         """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
@@ -245,7 +242,7 @@ class StepCutter:
         elif self._trained():
             self._resting = last.snapshot(now)
         else:
-            if iterator.exhausted or self._used_last(self._least_busy(iterator), now):
+            if iterator.exhausted or self._used_last(iterator, now)[0]:
                 last.charge(now, OTHER)
             else:
                 self._segments.pop()
@@ -254,19 +251,16 @@ class StepCutter:
             self._write_untrained("end", live=False)
             self._idle_since = now
 
-    def _least_busy(self, iterator: Iterator | None) -> int | None:
-        """The least that a step of the evaluation under way did beside the fetch, its last batch left out."""
-        before = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
-        if iterator is not None and iterator.busy_ns is not None:
-            before.append(iterator.busy_ns)
-        return min(before, default=None)
+    def _used_last(self, iterator: Iterator | None, now: int) -> tuple[bool, int]:
+        """Whether an evaluation used its last batch, and until when at most.
 
-    def _used_last(self, least_ns: int | None, now: int) -> bool:
-        """Whether an evaluation used its last batch: a loop left at the top of its body fetched one that it did not."""
+        A loop that is left at the top of its body fetched one that it did not.
+        """
         last = self._segments[-1]
-        if last.use is not None:
-            return last.use != UNUSED
-        return least_ns is not None and now - last.end_ns >= least_ns // 4
+        busy = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
+        least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
+        used = now - last.end_ns >= least_ns // 4 if last.use is None else last.use != UNUSED
+        return used, min(now, last.end_ns + (4 * least_ns if least_ns < NEVER else 0))
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
@@ -435,9 +429,9 @@ class StepCutter:
         elif self._segments:
             last = self._segments[-1]
             if not self._trained():
-                least_ns = self._least_busy(self._iterators.get(last.leader or 0))
-                if self._used_last(least_ns, now):
-                    last.charge(min(now, last.end_ns + 4 * (least_ns or 0)), OTHER)  # what follows is no evaluation
+                used, end_ns = self._used_last(self._iterators.get(last.leader or 0), now)
+                if used:
+                    last.charge(end_ns, OTHER)
                 else:
                     self._segments.pop()  # nobody knows whether more was to come
                 self._write_untrained("end", live=False)
@@ -459,8 +453,6 @@ class StepCutter:
         if self._resting is not None:
             return self._settle_rest()
         last = self._segments[-1]
-        if last.stepped and iterator.number == self._anchor and self._mark is None:  # nearly always
-            return self._close("loader", True, now)
         if self._segments[0].leader is None and all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
                 self._segments = []  # what came before this loop is no step
@@ -485,10 +477,7 @@ class StepCutter:
     def _leading_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
         if last.by_other_loader and not last.trained and self._trained() and self._mark is None:
             if last.use != UNUSED:
-                self._split_off_evaluation(last)
-                last.charge(now, OTHER)
-                self._anchor = iterator.number
-                return self._write_untrained("loader", live=True)
+                return self._split_off_evaluation(iterator, last, now)
             self._undo_division()  # a batch for the next step
             last = self._segments[-1]
         if not self._trained():
@@ -552,9 +541,7 @@ class StepCutter:
         unused = len(self._segments) > 1 and not last.trained
         if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
             # The second loader's batch was not trained on: the step was over before it, or is put off.
-            self._split_off_evaluation(last)
-            if last.leader == iterator.number:
-                return self._fetch_again(iterator, last, now)
+            return self._split_off_evaluation(iterator, last, now)
         anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
         inside = iterator.created_ns > self._segments[0].start_ns
         complete = last.trained and self._complete(last)
@@ -583,13 +570,17 @@ class StepCutter:
             self._segments[-1].by_other_loader = True
         return now
 
-    def _split_off_evaluation(self, last: Segment) -> None:
+    def _split_off_evaluation(self, iterator: Iterator, last: Segment, now: int) -> int:
         before = self._segments[:-1]
         if self._trained() and self._complete(before[-1]):
             self._split_off_last("loader")
         else:
             self._put_off, self._segments = merge(before), [last]
-        self._anchor = last.leader
+        self._anchor = iterator.number
+        if last.leader == iterator.number:
+            return self._fetch_again(iterator, last, now)
+        last.charge(now, OTHER)
+        return self._write_untrained("loader", live=True)
 
     def _undo_division(self) -> None:
         """The last division was none, and nothing was trained since."""
@@ -820,7 +811,7 @@ class StepCutter:
         if row.kind == "train":
             iterator.trained, iterator.evaluates = True, False
         else:
-            iterator.was_busy(row.forward_ns or 0)
+            iterator.busy_ns = min(iterator.busy_ns, row.forward_ns or 0)
         if iterator.ahead is False:
             return row
         uses = sum(segment.backward if row.kind == "train" else segment.use != UNUSED for segment in segments)
