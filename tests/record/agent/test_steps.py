@@ -22,9 +22,6 @@ SCENARIOS = """
 a plain loop over a loader
     2( for1x3( train wait:1.5 ) wait:500 )
     -> 6*T11.5=2+3+4+1+1.5 1x8
-gradient accumulation is one step per update
-    iter1 2( 3( fetch1 fwd bwd ) fetch1 train ) stop1
-    -> 2*T37=8+12+16+1+0 4x32
 micro batches left over at the end of an epoch are a step of their own
     2( iter1 3( fetch1 fwd bwd ) fetch1 train fetch1 fwd bwd stop1 wait:100 )
     -> T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8, T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8
@@ -80,9 +77,6 @@ inference only
 leaving the loop by break ends the step there
     iter1 2( fetch1 train ) dead1 wait:1000 for1x1( train )
     -> 3*T10=2+3+4+1+0 1x8
-a peek at the first batch is no step
-    iter1 fetch1 dead1 wait:100 for1x2( train )
-    -> 2*T10=2+3+4+1+0 1x8
 many updates on one batch are steps
     iter1 fetch1 200( train )
     -> T13=2+6+4+1+0 1x8, 63*T8=0+3+4+1+0 0x-, T5=-+-+4+1+0 0x-, T8=-+-+4+1+3 0x-, 134*T8=0+3+4+1+0 0x-
@@ -113,9 +107,6 @@ an interruption closes what is complete and forgets the rest
 an optimizer that raised does not swallow the steps after it
     iter1 fetch1 train fetch1 fwd bwd opt_begin wait:1 4( fetch1 train ) stop1
     -> T10=2+3+4+1+0 1x8, T20=4+6+8+1+1 2x16, 3*T10=2+3+4+1+0 1x8
-validation in the middle of an epoch
-    iter1 2( 3( fetch1 train ) for2x2( fwd ) wait:50 ) stop1
-    -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
 validation before the batch at hand is trained on [both]
     iter1 2( fetch1 for2x3( eval ) train fetch1 train ) fetch1 for2x2( eval ) fetch1 train stop1
     -> 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8, T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8,
@@ -126,6 +117,9 @@ batches of a second loader are looked through for the batch at hand
 validation in the middle of an epoch, workers started
     iter1 2( 3( fetch1 train ) iter2:800 2( fetch2 fwd ) stop2 wait:50 ) stop1
     -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+a loop inside an update is of it, whatever it is for [both]
+    for1x2( fwd bwd for2x2( eval ) for3x2( fwd bwd ) opt )
+    -> 2*T38=10+9+12+1+6 1x8
 an inner training loop cuts inside an outer loader
     for1x2( for2x3( train ) )
     -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8
@@ -167,9 +161,6 @@ accelerate hands a batch out once the next is there [both]
 a loader that was thought to look ahead and does not [both]
     ahead1 4( fetch1:10 pass update ) stop1
     -> 4*T76=10+20+40+5+1 1x8
-trainer fetches the batches of an update first [both]
-    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
-    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
 trainer fetches the batches of an update first, not known to look ahead [both]
     iter1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
@@ -180,11 +171,6 @@ trainer with evaluation between updates [both]
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
        E20=0+20+0+0+0 1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8,
        E30=10+20+0+0+0 1x8, E20=0+20+0+0+0 1x8
-trainer with an evaluation at the end [both]
-    ahead1 5( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20 )
-        stop2 eval:20 dead1
-    -> T296=50+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
-       E20=0+20+0+0+0 1x8
 a batch is left out among those of an update
     iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
     -> 2*T21=6+6+8+1+0 3x24
@@ -194,9 +180,6 @@ batches fetched together are trained on one after the other [both]
 two batches are one pass s input [both]
     iter1 4( 2( fetch1:10 ) pass update )
     -> T86=20+20+40+5+1 1x8, T86=20+20+40+5+1 3x24, T86=20+20+40+5+1 2x16, T85=20+20+40+5+0 2x16
-accumulation as accelerate writes it [both]
-    ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1
-    -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
 accumulation over two of accelerate's loaders at once [both]
     ahead1 fetch1 fetch1 ahead2 fetch2 fetch2 pass 2( 3( fetch1 fetch2 pass ) update fetch1 fetch2 pass ) stop1 update
     -> T266=20+80+160+5+1 4x32, T262=16+80+160+5+1 4x32, T69=4+20+40+5+0 2x16
