@@ -40,9 +40,6 @@ an optimizer inside backward is a phase and the boundary stays the fetch
 an optimizer inside backward without a loader
     5( wait:2 fwd bwd_begin opt600 opt601 bwd_end )
     -> T5=-+3+0+2+0 0x-, T7=-+-+0+2+5 0x-, 3*T7=2+3+0+2+0 0x-
-two optimizers on one batch are one step
-    for1x3( train500 train501 )
-    -> 3*T18=2+6+8+2+0 1x8
 two optimizers and two loaders are one step
     iter1 iter2 4( fetch1 train500 fetch2:5 train501 ) stop1
     -> 4*T23=7+6+8+2+0 1x8
@@ -135,18 +132,9 @@ tasks that take turns are steps of their own
 the first mark right after a boundary adds no step
     4( train ) 4( train wait:0.1 profiler_step )
     -> T8=-+3+4+1+0 0x-, T8=-+-+4+1+3 0x-, 3*T8=0+3+4+1+0 0x-, 3*T8.1=0+3+4+1+0.1 0x-
-user marks win over fetches
-    iter1 3( fetch1 train fetch1 train user ) stop1
-    -> 2*T10=2+3+4+1+0 1x8, 2*T20=4+6+8+2+0 2x16
-a weaker mark is ignored beside a stronger one
-    4( wait:2 train xla_sync wait:1 user )
-    -> T8=-+3+4+1+0 0x-, E1=-+-+0+0+1 0x-, 3*T11=2+3+4+1+1 0x-
 a mark at the top of the loop body
     for1x4( user train )
     -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T8=0+3+4+1+0 0x-
-marks that stop coming are noticed
-    iter1 10( fetch1 train profiler_step ) 50( fetch1 train ) stop1
-    -> 60*T10=2+3+4+1+0 1x8
 evaluation between marked steps is cut by its fetches
     iter1 3( fetch1 train user for2x2( fwd ) )
     -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8,
@@ -201,9 +189,6 @@ a sanity check and validation that end by count
 a loop over training data that does not train is evaluation
     2( for1x3( train ) for1x3( eval:20 ) )
     -> 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8
-endless loaders are validated between epochs [both]
-    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
-    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8
 an evaluation that is left by count has all of its batches, and none that it fetched in vain [both]
     for1x1( train ) iter2 3( fetch2 eval ) dead2 for1x1( train ) iter2 fetch2 eval:9 2( fetch2 eval ) fetch2 dead2
     -> T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, E11=2+9+0+0+0 1x8, 2*E5=2+3+0+0+0 1x8

@@ -203,15 +203,15 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
-        starts, operators = self.span.start_ns, self.scene.operators & ~flags(len(self.span), self.trained)
+        operators = self.scene.operators & ~flags(len(self.span), self.trained)
 
         def happens(name: re.Pattern[str], since: Int64) -> Any:  # before `ends`, and trains nothing
-            times = np.sort(starts[self.span.names.matching(name.search) & operators])
+            times = np.sort(self.span.start_ns[self.span.names.matching(name.search) & operators])
             return np.searchsorted(times, ends) > np.searchsorted(times, since)
 
         # whether the result of each call is scored, and nothing drawn around it
         over = self.span.ends(rows)
-        scored = happens(_SCORES, over) & ~happens(_DRAWS, np.where(begins >= 0, starts[begins], over))
+        scored = happens(_SCORES, over) & ~happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], over))
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)

@@ -252,10 +252,7 @@ class StepCutter:
             self._idle_since = now
 
     def _used_last(self, iterator: Iterator | None, now: int) -> tuple[bool, int]:
-        """Whether an evaluation used its last batch, and until when at most.
-
-        A loop that is left at the top of its body fetched one that it did not.
-        """
+        """Whether an evaluation used its last batch, as a loop left at its top did not; and until when at most."""
         last = self._segments[-1]
         busy = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
         least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
