@@ -21,7 +21,7 @@ from stepscope.record.agent.knobs import check
 from stepscope.schema import Knob
 from stepscope.tables.schema import Tables
 from tests.analyze import scenes
-from tests.builders import MS, make_tables, rank_info, step_rows
+from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, values
 from tests.records import replace
 
@@ -81,6 +81,18 @@ def test_workers_with_nothing_to_do_are_spared() -> None:
     finding = only(scenes.loader_tables(workers=4, busy=2, affinity=8), "input.loader_bound")
     assert "num_workers=0 in the DataLoader at train.py:75" in finding.fix
     assert [(each.knob, each.value) for each in finding.try_] == [("loader.num_workers", "0")]
+
+
+@pytest.mark.parametrize(("of_the_time", "found"), [(0.1, 1), (0.6, 0)])
+def test_parked_workers_are_not_waited_for_where_a_core_is(of_the_time: float, found: int) -> None:
+    """Of 100 ms the step waits 60 for a batch, and the main thread as long for a core: it wakes up for each batch."""
+    system = [
+        {"metric": name, "time_ns": T0 + second * 1000 * MS, "value": value, "pid": PID}
+        for second in range(10)
+        for name, value in (("run_delay_ns", of_the_time * second * 1000 * MS), ("cpu_pct", 40.0))
+    ]
+    tables = scenes.loader_tables(workers=4, busy=20, affinity=8, count=120, system=system)
+    assert [finding.rule for finding in judged(tables).findings].count("input.loader_bound") == found
 
 
 def test_the_token_loop() -> None:

@@ -187,6 +187,13 @@ def test_a_loader_is_given_its_arguments_and_nothing_else_changes(name: str, her
     _applies_once(case, fix, lambda: case.fix(knobs=LOADER, what="DataLoader", arguments={"num_workers": "0"}))
 
 
+def test_workers_are_not_taken_from_a_loader_that_keeps_what_only_workers_may_have(here: Path) -> None:
+    kept = {"num_workers": "2", "persistent_workers": "True", "prefetch_factor": "2"}
+    case = Case(here, loader_case(f"DataLoader(data, {', '.join(map('='.join, kept.items()))})"))
+    fix = case.fix(knobs=(("loader.num_workers", "0"),), what="DataLoader", arguments=kept)
+    assert (fix.changes, "no persistent_workers and no prefetch_factor: take it out" in fix.reason) == ((), True)
+
+
 def _applies_once(case: Case, fix: Fix, again: Any) -> None:
     """`patch` makes of the difference what `fix` would write; then there is nothing to do."""
     told = b"".join(change.difference for change in fix.changes)

@@ -146,8 +146,8 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
     most = gains.without_wait(analysis) or 0.0
     cpu = analysis.machine.cpu
     if cpu is not None and not loader.in_main_process and _parked(loader):
-        # with batches at hand the main thread waits for a core here as elsewhere
-        cost, most = (each * (1.0 - cpu.run_delay_share) for each in (cost, most))
+        # with batches at hand the main thread wakes up for each, and all of its waiting for a core may lie here
+        cost, most = (max(0.0, each - cpu.run_delay_share * train.mean_ms) for each in (cost, most))
     if on_device:
         saved = 0.0 if replay is None else replay.share * train.mean_ms
         wait = _device_wait(analysis)
@@ -267,7 +267,7 @@ def _words(
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
     if _needless_workers(loader):
         return (
-            f"The step waits for batches, {waits}, although {many} have next to nothing to do{named}",
+            f"The step waits for batches, {waits}, with next to nothing to do for {many}{named}",
             f"Make batches in the training process, where one takes {loader.load_ms:.2g} ms and the wait "
             f"{loader.data_wait_ms:.2g} ms: "
             + of_loader(loader.site, settings, num_workers=0)

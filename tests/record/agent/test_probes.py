@@ -69,6 +69,18 @@ def test_a_wrapper_someone_wrapped_goes_quiet_instead_of_away(captured: Captured
         torch.save = ours.__wrapped__
 
 
+def test_a_loader_is_accelerates_by_who_asks_it_for_an_iterator(agent: Agent) -> None:
+    """The same loader iterated by a script does not look ahead."""
+    told: list[bool] = []
+    agent.steps.loader_created = lambda *made: told.append(made[3])  # type: ignore[method-assign]
+    accelerate = ModuleType("accelerate.data_loader")
+    exec("def ask(loader): return iter(loader)", vars(accelerate))
+    loader = torch.utils.data.DataLoader(range(2))
+    for ask in (iter, accelerate.ask):
+        ask(loader)
+    assert told == [False, True]
+
+
 def test_a_profilers_steps_are_marks_but_not_those_of_ours(agent: Agent) -> None:
     marked: list[str] = []
     agent.steps.mark = lambda source, _now: marked.append(source)  # type: ignore[method-assign]

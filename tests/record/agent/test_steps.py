@@ -22,9 +22,6 @@ SCENARIOS = """
 a plain loop over a loader
     2( for1x3( train wait:1.5 ) wait:500 )
     -> 6*T11.5=2+3+4+1+1.5 1x8
-gradient accumulation is one step per update
-    iter1 2( 3( fetch1 fwd bwd ) fetch1 train ) stop1
-    -> 2*T37=8+12+16+1+0 4x32
 micro batches left over at the end of an epoch are a step of their own
     2( iter1 3( fetch1 fwd bwd ) fetch1 train fetch1 fwd bwd stop1 wait:100 )
     -> T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8, T37=8+12+16+1+0 4x32, T9=2+3+4+0+0 1x8
@@ -43,9 +40,6 @@ an optimizer inside backward is a phase and the boundary stays the fetch
 an optimizer inside backward without a loader
     5( wait:2 fwd bwd_begin opt600 opt601 bwd_end )
     -> T5=-+3+0+2+0 0x-, T7=-+-+0+2+5 0x-, 3*T7=2+3+0+2+0 0x-
-two optimizers on one batch are one step
-    for1x3( train500 train501 )
-    -> 3*T18=2+6+8+2+0 1x8
 two optimizers and two loaders are one step
     iter1 iter2 4( fetch1 train500 fetch2:5 train501 ) stop1
     -> 4*T23=7+6+8+2+0 1x8
@@ -80,9 +74,6 @@ inference only
 leaving the loop by break ends the step there
     iter1 2( fetch1 train ) dead1 wait:1000 for1x1( train )
     -> 3*T10=2+3+4+1+0 1x8
-a peek at the first batch is no step
-    iter1 fetch1 dead1 wait:100 for1x2( train )
-    -> 2*T10=2+3+4+1+0 1x8
 many updates on one batch are steps
     iter1 fetch1 200( train )
     -> T13=2+6+4+1+0 1x8, 63*T8=0+3+4+1+0 0x-, T5=-+-+4+1+0 0x-, T8=-+-+4+1+3 0x-, 134*T8=0+3+4+1+0 0x-
@@ -113,9 +104,6 @@ an interruption closes what is complete and forgets the rest
 an optimizer that raised does not swallow the steps after it
     iter1 fetch1 train fetch1 fwd bwd opt_begin wait:1 4( fetch1 train ) stop1
     -> T10=2+3+4+1+0 1x8, T20=4+6+8+1+1 2x16, 3*T10=2+3+4+1+0 1x8
-validation in the middle of an epoch
-    iter1 2( 3( fetch1 train ) for2x2( fwd ) wait:50 ) stop1
-    -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
 validation before the batch at hand is trained on [both]
     iter1 2( fetch1 for2x3( eval ) train fetch1 train ) fetch1 for2x2( eval ) fetch1 train stop1
     -> 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8, T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T8=0+3+4+1+0 1x8,
@@ -126,6 +114,9 @@ batches of a second loader are looked through for the batch at hand
 validation in the middle of an epoch, workers started
     iter1 2( 3( fetch1 train ) iter2:800 2( fetch2 fwd ) stop2 wait:50 ) stop1
     -> 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8
+a loop inside an update is of it, whatever it is for [both]
+    for1x2( fwd bwd for2x2( eval ) for3x2( fwd bwd ) opt )
+    -> 2*T38=10+9+12+1+6 1x8
 an inner training loop cuts inside an outer loader
     for1x2( for2x3( train ) )
     -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8
@@ -141,18 +132,9 @@ tasks that take turns are steps of their own
 the first mark right after a boundary adds no step
     4( train ) 4( train wait:0.1 profiler_step )
     -> T8=-+3+4+1+0 0x-, T8=-+-+4+1+3 0x-, 3*T8=0+3+4+1+0 0x-, 3*T8.1=0+3+4+1+0.1 0x-
-user marks win over fetches
-    iter1 3( fetch1 train fetch1 train user ) stop1
-    -> 2*T10=2+3+4+1+0 1x8, 2*T20=4+6+8+2+0 2x16
-a weaker mark is ignored beside a stronger one
-    4( wait:2 train xla_sync wait:1 user )
-    -> T8=-+3+4+1+0 0x-, E1=-+-+0+0+1 0x-, 3*T11=2+3+4+1+1 0x-
 a mark at the top of the loop body
     for1x4( user train )
     -> T12=4+3+4+1+0 1x8, 2*T10=2+3+4+1+0 1x8, T8=0+3+4+1+0 0x-
-marks that stop coming are noticed
-    iter1 10( fetch1 train profiler_step ) 50( fetch1 train ) stop1
-    -> 60*T10=2+3+4+1+0 1x8
 evaluation between marked steps is cut by its fetches
     iter1 3( fetch1 train user for2x2( fwd ) )
     -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8,
@@ -167,9 +149,6 @@ accelerate hands a batch out once the next is there [both]
 a loader that was thought to look ahead and does not [both]
     ahead1 4( fetch1:10 pass update ) stop1
     -> 4*T76=10+20+40+5+1 1x8
-trainer fetches the batches of an update first [both]
-    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
-    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
 trainer fetches the batches of an update first, not known to look ahead [both]
     iter1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
@@ -180,10 +159,6 @@ trainer with evaluation between updates [both]
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
        E20=0+20+0+0+0 1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8,
        E30=10+20+0+0+0 1x8, E20=0+20+0+0+0 1x8
-trainer with evaluation between updates, nobody told that the last batch was used [compiled]
-    ahead1 5( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20 )
-        stop2 eval:20 dead1
-    -> T296=50+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
 a batch is left out among those of an update
     iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
     -> 2*T21=6+6+8+1+0 3x24
@@ -193,9 +168,6 @@ batches fetched together are trained on one after the other [both]
 two batches are one pass s input [both]
     iter1 4( 2( fetch1:10 ) pass update )
     -> T86=20+20+40+5+1 1x8, T86=20+20+40+5+1 3x24, T86=20+20+40+5+1 2x16, T85=20+20+40+5+0 2x16
-accumulation as accelerate writes it [both]
-    ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1
-    -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
 accumulation over two of accelerate's loaders at once [both]
     ahead1 fetch1 fetch1 ahead2 fetch2 fetch2 pass 2( 3( fetch1 fetch2 pass ) update fetch1 fetch2 pass ) stop1 update
     -> T266=20+80+160+5+1 4x32, T262=16+80+160+5+1 4x32, T69=4+20+40+5+0 2x16
@@ -217,12 +189,25 @@ a sanity check and validation that end by count
 a loop over training data that does not train is evaluation
     2( for1x3( train ) for1x3( eval:20 ) )
     -> 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 3*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8
-endless loaders are validated between epochs
-    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
-    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8
-endless loaders are validated between epochs, compiled [compiled]
-    iter1 iter2 length1:4 2( 4( fetch1:10 pass update ) 12( fetch2:10 eval:20 ) )
-    -> 4*T76=10+20+40+5+1 1x8, 12*E30=10+20+0+0+0 1x8, 4*T76=10+20+40+5+1 1x8, 11*E30=10+20+0+0+0 1x8
+an evaluation that is left by count has all of its batches, and none that it fetched in vain [both]
+    for1x1( train ) iter2 3( fetch2 eval ) dead2 for1x1( train ) iter2 fetch2 eval:9 2( fetch2 eval ) fetch2 dead2
+    -> T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, E11=2+9+0+0+0 1x8, 2*E5=2+3+0+0+0 1x8
+the last evaluation ends with its last batch, whatever follows [both]
+    for1x1( train ) iter2 3( fetch2 eval ) wait:900
+    -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, E14=2+12+0+0+0 1x8
+training and evaluation take turns, each with an iterator of its own [both]
+    iter1 iter2 2( fetch1 train fetch1 train fetch2 eval ) fetch1 train stop2 iter2 fetch2 eval fetch1 train stop1
+    -> 2*T10=2+3+4+1+0 1x8, E5=2+3+0+0+0 1x8, 2*T10=2+3+4+1+0 1x8, E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8,
+       E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8
+a second loader's batch that nothing is done with is of the step
+    iter1 iter2 3( fetch1 train fetch2 wait:3 ) stop1
+    -> 3*T15=4+3+4+1+3 1x8
+an evaluation in the midst of an update is none of its time [both]
+    iter1 2( 2( fetch1 pass ) eval_begin for2x2( eval ) eval_end fetch1 pass fetch1 pass update ) stop1
+    -> 2*E5=2+3+0+0+0 1x8, T130=4+40+80+5+1 4x32, 2*E5=2+3+0+0+0 1x8, T130=4+40+80+5+1 4x32
+an evaluation in the midst of an update whose batches are there already [both]
+    iter1 4( fetch1 ) 2( pass ) eval_begin for2x2( eval ) eval_end 2( pass ) update stop1
+    -> 2*E5=2+3+0+0+0 1x8, T126=0+40+80+5+1 4x32
 batches that are only looked through are no steps
     for1x20( wait:1 ) iter1 fetch1 dead1 for1x3( train ) for1x20( wait:1 )
     -> 3*T10=2+3+4+1+0 1x8

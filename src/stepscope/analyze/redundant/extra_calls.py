@@ -3,8 +3,9 @@ the model, or of its state, inside training steps.
 
 A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
 train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
-loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none. Whether gradients
-were recorded is told by the sequence numbers of its operators: they count nodes.
+loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none; nor are those of a
+function that draws from what the model says: actions and generated texts are what is trained on. Whether gradients were
+recorded is told by the sequence numbers of its operators: they count nodes.
 
 Copies are told by sampled stacks, or by the functions of a trace. Time counts below the functions of Python and torch
 that copy a model; the line is the user's innermost one above. What `copy.deepcopy` copies can be anything; it counts
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -43,6 +45,7 @@ _SCORES = re.compile(
     r"^aten::(item|_local_scalar_dense|is_nonzero|eq|ne|argmax|argmin|topk|nonzero|bincount|histc|unique\w*)$"
     r"|^aten::\w*(loss|cross_entropy)\w*$"
 )
+_DRAWS = re.compile(r"^aten::(multinomial|bernoulli|normal|poisson|binomial)$")  # dropout draws by others
 _NOT_FORWARD = re.compile(
     r"(^|/)torch/utils/checkpoint\.py\(|(^|/)torch/autograd/__init__\.py\(\d+\): (backward|grad)$"
 )
@@ -199,11 +202,15 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
-        # whether the result of each call is scored before `ends`
-        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
-        scores[self.trained] = False
-        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
-        scored = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
+        operators = self.scene.operators & ~flags(len(self.span), self.trained)
+
+        def happens(name: re.Pattern[str], since: Int64) -> Any:  # before `ends`, and trains nothing
+            times = np.sort(self.span.start_ns[self.span.names.matching(name.search) & operators])
+            return np.searchsorted(times, ends) > np.searchsorted(times, since)
+
+        # whether the result of each call is scored, and nothing drawn around it
+        over = self.span.ends(rows)
+        scored = happens(_SCORES, over) & ~happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], over))
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)

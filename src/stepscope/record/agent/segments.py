@@ -14,6 +14,8 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(5)
 # What became of a batch, as far as the one-time module hook could tell; None where it was not asked.
 UNUSED, WITH_GRADIENTS, WITHOUT_GRADIENTS = range(3)
 
+NEVER = 1 << 62  # ns
+
 Snapshot = Tuple[int, List[int]]  # (time, the five phases up to it)
 
 
@@ -110,15 +112,12 @@ class Iterator:
     """
 
     fetched = False
-    step_start = -1  # of the step `step_fetches` counts in
-    step_fetches = 0
     count = 0  # batches of this epoch
     total = 0  # batches that were fetched
-    beside = 0  # those of the leading iterator when this one was made
     length: int | None = None  # of an epoch, where one iterator may go on to the next
     trained = False  # its batches are trained on
     evaluates = False  # its batches are used, and not trained on
-    busy_ns = 0  # what the last evaluation step did beside the fetch
+    busy_ns = NEVER  # the least that an evaluation step did beside the fetch
     ahead: bool | None = None  # whether it fetches one batch ahead; None until the first step tells
     exhausted = False  # there is no further batch; what was fetched may still be used
 

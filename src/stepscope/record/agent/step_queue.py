@@ -251,7 +251,6 @@ class QueuedCutter(StepCutter):
         assert leader is not None  # steps wait for its fetches only
         segment = self._segments[0]
         self._segments = []
-        self._strays = 0
         self._most_fetches = self._most_fetches or 1
         iterator, epoch, in_window = self._iterators[leader], segment.epoch, 1 if segment.in_window else 0
         ahead_of_use = iterator.ahead = iterator.ahead is True
@@ -264,7 +263,7 @@ class QueuedCutter(StepCutter):
             start, end, step_start, step_end, over = waiting[at : at + TIMES]
             if start is None:
                 kind, parts = "eval", (wait, ahead + other + over - fetched, 0, 0, 0)
-                iterator.busy_ns = parts[1]
+                iterator.busy_ns = min(iterator.busy_ns, parts[1])
             else:
                 rest = other + step_start - end + over - step_end
                 kind, parts = "train", (wait, ahead + start - fetched, end - start, step_end - step_start, rest)
@@ -324,7 +323,6 @@ class QueuedCutter(StepCutter):
         self._lead(self._open(now, partial=False), iterator)
         self._before_fetch = None
         self._stack.append((DATA_WAIT, iterator.number))
-        iterator.step_start, iterator.step_fetches = now, 1
 
 
 _new_row = tuple.__new__
@@ -339,12 +337,12 @@ def _usual_times(events: list[int], since: int) -> tuple[int, int, int, int] | N
     return (start, end, step_start, step_end) if usual and since <= start <= end <= step_start <= step_end else None
 
 
-def _after_settling(name: str) -> Callable[..., None]:
-    event: Callable[..., None] = getattr(StepCutter, name)
+def _after_settling(name: str) -> Callable[..., Any]:
+    event: Callable[..., Any] = getattr(StepCutter, name)
 
-    def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> None:
+    def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> Any:
         self.settle()
-        event(self, *args, **kwargs)
+        return event(self, *args, **kwargs)
 
     return settled
 

@@ -18,6 +18,7 @@ from stepscope.record.agent.segments import (
     BACKWARD,
     DATA_WAIT,
     FORWARD,
+    NEVER,
     OPTIMIZER,
     OTHER,
     UNUSED,
@@ -38,8 +39,6 @@ UNDECIDED_LIMIT = 64
 UNUSED_LIMIT = 256
 # A script that has stopped marking is noticed after this many steps that look complete.
 UNMARKED_LIMIT = 8
-# A second loader that starts this many steps in a row, the first one never fetching, leads from then on.
-STRAY_LIMIT = 8
 
 # Steps whose batches are remembered.
 USES_LIMIT = 512
@@ -108,8 +107,7 @@ class StepCutter:
         self._cycle: set[int] | None = None  # optimizers of one iteration without a loader
         self._leading = 0  # that of them which came twice first
         self._uneven = False  # others join in every few iterations: each begins with the one that leads
-        self._put_off: Segment | None = None  # a training batch that an evaluation was put before
-        self._strays = 0
+        self._put_off: Segment | None = None  # batches of an update that an evaluation was put before
         self._root = 0  # the line the running backward pass was called from
         self._accumulates = False  # gradients are kept from one backward pass to the next, no optimizer in sight
         self._heard = False  # modules are called in this script
@@ -119,13 +117,8 @@ class StepCutter:
         self._called_ns: int | None = None
         self._opened_ns: int | None = None  # where a step was opened whose begin was not seen
 
-    def epoch_of(self, iterator_id: int) -> int | None:
-        """How often the loader of a living iterator had been iterated before."""
-        iterator = self._iterators.get(iterator_id)
-        return iterator.epoch if iterator is not None else None
-
-    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> None:
-        """An iterator over a loader is about to be made; ids are never used twice.
+    def loader_created(self, loader_id: int, iterator_id: int, now: int, fetches_ahead: bool = False) -> int:
+        """An iterator over a loader, iterated before as often as is returned, is about to be made; ids are unique.
 
         `fetches_ahead`: the loader is known to fetch a batch before it hands out the one before.
         """
@@ -134,8 +127,7 @@ class StepCutter:
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
         iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
         iterator.ahead = True if fetches_ahead else None
-        leading = self._iterators.get(self._anchor or 0)
-        iterator.beside = leading.total if leading is not None else 0
+        return epoch
 
     def loader_length(self, iterator_id: int, batches: int) -> None:
         """An epoch of the iterator has so many batches; one that yields more begins anew by itself."""
@@ -167,11 +159,9 @@ class StepCutter:
             self._open(now, partial=False)
         if self._anchor is None or (len(self._segments) == 1 and self._segments[0].empty):
             self._anchor = iterator_id
-        segment, start = self._segments[-1], self._segments[0].start_ns
+        segment = self._segments[-1]
         if segment.leader is None:
             self._lead(segment, iterator)
-        iterator.step_fetches = iterator.step_fetches + 1 if iterator.step_start == start else 1
-        iterator.step_start = start
         if segment.end_ns != now or segment.backward:
             self._before_fetch = segment.snapshot(now)
             segment.charge(now, OTHER)
@@ -191,6 +181,8 @@ class StepCutter:
             iterator.fetched = segment.first_batch = True
         if segment.leader != iterator_id:
             return
+        if self._put_off is not None and self._put_off.leader == iterator_id:
+            self._resume(segment)
         segment.fetches += 1
         segment.last_samples = samples
         if samples is not None:
@@ -208,6 +200,9 @@ class StepCutter:
         """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
         self._leave(DATA_WAIT, now)
         iterator = self._iterators.get(iterator_id)
+        last = self._segments[-1] if len(self._segments) > 1 and not self._stack else None
+        if last is not None and last.by_other_loader and not (last.fetches or last.trained):
+            self._undo_division()  # it began nothing
         if not self._stack and self._segments and iterator_id in (self._anchor, self._segments[0].leader):
             waits = any(segment.fetches for segment in self._segments)
             if iterator is not None and (iterator.held or (waits and not self._trained())):
@@ -247,17 +242,22 @@ class StepCutter:
         elif self._trained():
             self._resting = last.snapshot(now)
         else:
-            # A loop that is left at the top of its body has fetched a batch that it does not use.
-            if not iterator.exhausted and last.use in (None, UNUSED):
-                used = iterator.evaluates and last.fetches and now - last.end_ns >= iterator.busy_ns // 4
-                if not used:
-                    self._segments.pop()
-            elif iterator.count == 1 and self._number == 0 and not iterator.exhausted:
+            if iterator.exhausted or self._used_last(iterator, now)[0]:
+                last.charge(now, OTHER)
+            else:
+                self._segments.pop()
+            if iterator.count == 1 and self._number == 0 and not iterator.exhausted:
                 self._segments = []  # a model built, or tried, on one batch before the training
-            if self._segments:
-                self._segments[-1].charge(now, OTHER)
-                self._write_untrained("end", live=False)
+            self._write_untrained("end", live=False)
             self._idle_since = now
+
+    def _used_last(self, iterator: Iterator | None, now: int) -> tuple[bool, int]:
+        """Whether an evaluation used its last batch, as a loop left at its top did not; and until when at most."""
+        last = self._segments[-1]
+        busy = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
+        least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
+        used = now - last.end_ns >= least_ns // 4 if last.use is None else last.use != UNUSED
+        return used, min(now, last.end_ns + (4 * least_ns if least_ns < NEVER else 0))
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
@@ -273,9 +273,7 @@ class StepCutter:
             if cleared is False:  # the last division was none: gradients are added to those of the pass before it
                 self._accumulates = True
                 if len(self._segments) > 1 and not self._segments[-1].trained:
-                    last, before = self._segments.pop(), self._segments[-1]
-                    before.end_ns = last.end_ns
-                    before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
+                    self._undo_division()
                 self._segments[-1].stepped = False
             else:
                 self._before_update(root)
@@ -428,11 +426,10 @@ class StepCutter:
         elif self._segments:
             last = self._segments[-1]
             if not self._trained():
-                iterator = self._iterators.get(last.leader or 0)
-                busy_ns = iterator.busy_ns if iterator is not None and iterator.evaluates else 0
-                if busy_ns and busy_ns // 4 <= now - last.end_ns <= busy_ns * 4:
-                    last.charge(now, OTHER)
-                elif last.use in (None, UNUSED):
+                used, end_ns = self._used_last(self._iterators.get(last.leader or 0), now)
+                if used:
+                    last.charge(end_ns, OTHER)
+                else:
                     self._segments.pop()  # nobody knows whether more was to come
                 self._write_untrained("end", live=False)
             elif last.signal is not None and self._complete(last):
@@ -453,9 +450,6 @@ class StepCutter:
         if self._resting is not None:
             return self._settle_rest()
         last = self._segments[-1]
-        if last.stepped and iterator.number == self._anchor and self._mark is None:  # nearly always
-            self._strays = 0
-            return self._close("loader", True, now)
         if self._segments[0].leader is None and all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
                 self._segments = []  # what came before this loop is no step
@@ -475,7 +469,14 @@ class StepCutter:
             return now
         if iterator is not anchor:
             return self._other_fetch(iterator, last, now)
-        self._strays = 0
+        return self._leading_fetch(iterator, last, now)
+
+    def _leading_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
+        if last.by_other_loader and not last.trained and self._trained() and self._mark is None:
+            if last.use != UNUSED:
+                return self._split_off_evaluation(iterator, last, now)
+            self._undo_division()  # a batch for the next step
+            last = self._segments[-1]
         if not self._trained():
             return self._fetch_again(iterator, last, now) if last.fetches else now
         if self._complete(last) and last.trained and not self._mark:
@@ -537,12 +538,9 @@ class StepCutter:
         unused = len(self._segments) > 1 and not last.trained
         if unused and last.by_other_loader and last.use != UNUSED and self._mark is None:
             # The second loader's batch was not trained on: the step was over before it, or is put off.
-            self._split_off_evaluation(last)
-            if last.leader == iterator.number:
-                return self._fetch_again(iterator, last, now)
+            return self._split_off_evaluation(iterator, last, now)
         anchor = self._iterators.get(self._anchor or 0, iterator)  # itself where the other one is gone
-        start = self._segments[0].start_ns
-        inside = iterator.created_ns > start
+        inside = iterator.created_ns > self._segments[0].start_ns
         complete = last.trained and self._complete(last)
         if inside and complete:
             # Making the iterator (starting its workers) is no part of the step before it.
@@ -558,28 +556,34 @@ class StepCutter:
             known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
             if known or (iterator.trained and not anchor.trained):
                 # The loop over the other loader was an evaluation.
-                if last.use is None and not anchor.exhausted:
-                    last.use = WITHOUT_GRADIENTS
                 last.charge(now, OTHER)
                 self._anchor = iterator.number
                 return self._write_untrained("loader", live=True)
-        alone = anchor.total <= iterator.beside  # else they take turns
-        if inside and alone and iterator.step_start == start and iterator.step_fetches >= 1:
-            self._anchor = iterator.number
-            return now if self._trained() else self._close("loader", True, now)
         # A batch of the loader that trains, and an evaluation before it is trained on?
         waits = last.fetches and not last.trained and not iterator.trained and len(self._segments) == 1
-        if (complete or (waits and (inside or iterator.evaluates))) and self._mark is None:
+        waits = waits and (inside or iterator.evaluates)
+        if (complete or waits or (last.trained and self._evaluating)) and self._mark is None:
             self._divide(now, OTHER, "loader")
             self._segments[-1].by_other_loader = True
         return now
 
-    def _split_off_evaluation(self, last: Segment) -> None:
-        if self._trained():
+    def _split_off_evaluation(self, iterator: Iterator, last: Segment, now: int) -> int:
+        before = self._segments[:-1]
+        if self._trained() and self._complete(before[-1]):
             self._split_off_last("loader")
         else:
-            self._put_off, self._segments = self._segments[0], [last]
-        self._anchor = last.leader
+            self._put_off, self._segments = merge(before), [last]
+        self._anchor = iterator.number
+        if last.leader == iterator.number:
+            return self._fetch_again(iterator, last, now)
+        last.charge(now, OTHER)
+        return self._write_untrained("loader", live=True)
+
+    def _undo_division(self) -> None:
+        """The last division was none, and nothing was trained since."""
+        last, before = self._segments.pop(), self._segments[-1]
+        before.end_ns = last.end_ns
+        before.phases = [sum(pair) for pair in zip(before.phases, last.phases)]
 
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: whatever was said before, this is no evaluation."""
@@ -596,9 +600,7 @@ class StepCutter:
         last = self._segments[-1]
         if last.by_other_loader:
             self._split_off_last("loader")
-            self._strays += 1
-            if self._strays > STRAY_LIMIT:
-                self._anchor = last.leader
+            self._anchor = last.leader
         elif self._without_loader():
             if self._uneven and self._leading in seen and identity != self._leading:
                 return
@@ -641,8 +643,10 @@ class StepCutter:
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
         self._resting = None
-        put_off, self._put_off = self._put_off, None
-        if put_off is not None and self._segments:  # the evaluation is over
+        iterator = self._iterators.get(self._put_off.leader or 0) if self._put_off is not None else None
+        if iterator is None:
+            self._put_off = None
+        elif self._segments:  # the evaluation is over
             self._idle_since = self._segments[-1].end_ns
             self._write_untrained("loader", live=False)
         if not self._segments:
@@ -651,13 +655,10 @@ class StepCutter:
             if since is None:
                 since, self._opened_ns = self._made_ns, now
             segment = self._open(now if since is None else min(since, now), partial=since is None)
-            iterator = self._iterators.get((put_off and put_off.leader) or 0)
-            if put_off is not None and iterator is not None:
+            if iterator is not None:
+                self._resume(segment)
                 self._lead(segment, iterator)
-                for name in ("fetches", "samples", "last_samples", "last_batch", "first_batch"):
-                    setattr(segment, name, getattr(put_off, name))
                 self._anchor = iterator.number
-                iterator.step_start, iterator.step_fetches = segment.start_ns, segment.fetches
             if called is not None:
                 segment.knows_forward, segment.knows_wait = True, False
 
@@ -728,12 +729,19 @@ class StepCutter:
         return segment
 
     def _lead(self, segment: Segment, iterator: Iterator) -> None:
-        if self._put_off is not None and self._put_off.leader == iterator.number:
+        put_off = self._put_off
+        if put_off is not None and put_off.leader == iterator.number and not put_off.backward:
             self._put_off = None
         segment.leader = iterator.number
         segment.epoch = iterator.epoch
         segment.last_batch = iterator.total - 1
         segment.knows_forward = True
+
+    def _resume(self, segment: Segment) -> None:
+        """The segment goes on with what an evaluation was put before; the time of that is in no step."""
+        for name in ("fetches", "samples", "last_samples", "first_batch", "backward"):
+            setattr(segment, name, getattr(self._put_off, name))
+        self._put_off = None
 
     def _split_off_last(self, signal: str) -> None:
         """The last division was a boundary: what precedes it is a step."""
@@ -800,7 +808,7 @@ class StepCutter:
         if row.kind == "train":
             iterator.trained, iterator.evaluates = True, False
         else:
-            iterator.busy_ns = row.forward_ns or 0
+            iterator.busy_ns = min(iterator.busy_ns, row.forward_ns or 0)
         if iterator.ahead is False:
             return row
         uses = sum(segment.backward if row.kind == "train" else segment.use != UNUSED for segment in segments)

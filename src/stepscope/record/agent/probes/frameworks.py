@@ -285,7 +285,6 @@ class _Training:
     cls: type
     endless: bool
     optimizer_events: int  # as many as there were before
-    written: bool = False
 
 
 class FrameworkSeamsProbe(_SeamsProbe):
@@ -394,8 +393,7 @@ class FrameworkSeamsProbe(_SeamsProbe):
 
     def _write_framework(self, training: _Training) -> None:
         framework, cls = training.framework, training.cls
-        was_written, training.written = training.written, True
-        if was_written or (framework.package, cls) in self._written:
+        if (framework.package, cls) in self._written:
             return
         self._written.add((framework.package, cls))
         version = version_of(framework.package)
@@ -553,21 +551,18 @@ class TapsProbe(_SeamsProbe):
             owner = getattr(module, tap.owner, None) if tap.owner else module
             taken = _taker(getattr(owner, tap.name, None), tap.takes.split(), bool(tap.owner))
             if taken is not None:
-                self._wrap(tap, owner, tap.name, self._before(tap, taken), self._ends)
+                self._wrap(tap, owner, tap.name, partial(self._begins, tap, taken), self._ends)
         if own and self._seams.keys().isdisjoint(own):
             text = f"metrics: what is logged with this version of {own[0].source} is not recorded"
             self._agent.journal.write("mark", name=text)
 
-    def _before(self, tap: Tap, taken: Callable[..., Any]) -> Callable[..., _Call | None]:
-        now = self._agent.clock.now
+    def _begins(self, tap: Tap, taken: Callable[..., Any], /, *args: Any, **kwargs: Any) -> _Call | None:
+        call = _Call(tap, taken, args, kwargs, self._agent.clock.now())
         if not tap.timed:
-            return lambda *args, **kwargs: _Call(tap, taken, args, kwargs, now())
-        return lambda *args, **kwargs: self._begins(_Call(tap, taken, args, kwargs, now()))
-
-    def _begins(self, call: _Call) -> _Call | None:
+            return call
         thread = get_ident()
         outer = call.outer = self._inside.get(thread)
-        frame = user_frame(sys._getframe(3))
+        frame = user_frame(sys._getframe(2))
         if frame is not None:
             call.frame = id(frame)
             code = frame.f_code

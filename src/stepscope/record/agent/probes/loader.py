@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
@@ -110,7 +110,8 @@ class _Iterated:
 
 
 _UNKNOWN = _Iterated()  # one that a probe before this one has numbered, as in a forked child
-_NOT_OURS = (0, 0, None)  # an iterator made on a thread whose steps are not cut
+_Made = Tuple[int, int, Any, int]  # iterator, when, loader, how often that had been iterated before
+_NOT_OURS: _Made = (0, 0, None, 0)  # an iterator made on a thread whose steps are not cut
 
 
 class LoaderProbe(Probe):
@@ -239,7 +240,7 @@ class LoaderProbe(Probe):
             "batch", self._began, waited_ns, step=None, id=loader, tensors=tensors, bytes=size, objects=objects
         )
 
-    def _before_reset(self, iterator: Any, loader: Any, first_iter: bool = False) -> tuple[int, int, Any] | None:
+    def _before_reset(self, iterator: Any, loader: Any, first_iter: bool = False) -> _Made | None:
         if first_iter:
             return None
         token = self._before_make(loader)
@@ -248,7 +249,7 @@ class LoaderProbe(Probe):
             self._adopt(token[0], iterator, anew=True)
         return token
 
-    def _before_make(self, loader: Any) -> tuple[int, int, Any]:
+    def _before_make(self, loader: Any) -> _Made:
         agent = self._agent
         agent.making_loader = True
         if not agent.accepts():
@@ -256,14 +257,14 @@ class LoaderProbe(Probe):
         now = agent.clock.now()
         self._tell_deaths(now)
         serial = next(self._serials)
-        agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, _is_accelerates())
-        return serial, now, loader
+        epoch = agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, _is_accelerates())
+        return serial, now, loader, epoch
 
-    def _after_make(self, token: tuple[int, int, Any], iterator: Any, error: BaseException | None) -> None:
+    def _after_make(self, token: _Made, iterator: Any, error: BaseException | None) -> None:
         self._agent.making_loader = False
         if token is _NOT_OURS or error is not None:
             return
-        serial, start, loader = token
+        serial, start, loader, epoch = token
         size = getattr(loader, "batch_size", None)
         if size is None:  # a framework's loader is given the sampler of batches of the user's
             size = getattr(getattr(loader, "batch_sampler", None), "__dict__", {}).get("batch_size")
@@ -272,7 +273,6 @@ class LoaderProbe(Probe):
         known.loader = self.serial_of(loader) or 0
         if iterator is not None:  # None after a reset, where the iterator is known already
             self._watch(iterator, serial)
-        epoch = self._agent.steps.epoch_of(serial)
         self._tell_loader(serial, known.loader, epoch)
         known.length = length = _length(loader)
         if length is not None:
