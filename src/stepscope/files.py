@@ -45,7 +45,7 @@ def read_small(path: Path | str, limit: int, *, follow: bool = False) -> bytes:
 
 
 # What an entry is made by: the columns, and which file of it they are in.
-LAYOUT = f"{TABLES_SCHEMA} entry/3"
+LAYOUT = f"{TABLES_SCHEMA} entry/4"
 DIGEST_BYTES = 16
 INDEX = "trace.json"  # of an entry; written last, so that a folder with it is whole
 _READ_BYTES = 1 << 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from stepscope.analyze.device.device_time import (
     REPLAYED,
 )
 from stepscope.analyze.device.kernels import MULTIPLE, waste
+from stepscope.api import open_run
 from stepscope.model import Analysis, DeviceLine, DeviceLines, DeviceTime
 from stepscope.model.device_losses import (
     ALLOCATOR,
@@ -38,6 +41,7 @@ from stepscope.model.device_losses import (
     Loss,
 )
 from stepscope.model.views import Overview
+from tests import gpu_traces
 from tests.analyze.device_scenes import (
     ADD,
     P100,
@@ -399,6 +403,22 @@ def test_a_wait_of_the_loader_is_the_loaders() -> None:
     launches = some(found.of(LAUNCH))
     # before and behind the loader, and from the last kernel to the next step's first
     assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
+
+
+def test_without_its_cause_no_idle_time_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def kinds_of(change: Callable[[dict[str, Any]], object]) -> list[list[str]]:
+        gpu_traces.write(path, steps=3)
+        path.write_text(
+            json.dumps([row for row in json.loads(path.read_text())["traceEvents"] if change(row) != "out"])
+        )
+        return [[loss.kind for loss in found.losses] for found in open_run(path).analysis.device_losses]
+
+    assert kinds_of(len) == [[SYNC, COPY_IN, LAUNCH]]
+    assert kinds_of(lambda row: "out" if row.get("cat") == "cuda_runtime" else "") == [[COPY_IN]]
+    assert kinds_of(lambda row: row.get("cat") == "kernel" and row.update(ts=row["ts"] - 5000)) == [[COPY_IN]]
+    assert kinds_of(lambda row: "out" if row.get("cat") == "kernel" else "") == []
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_columns_of_operators_kernels_and_python(tmp_path: Path):
     assert trace.quality == TraceQuality(events=6)
 
 
-EXTERNAL = [{"External id": 4}, {"external id": 5}, {"External id": "6"}, {"External id": None}, {}]
+EXTERNAL = [*({"External id": number} for number in (4, "6", 7.0, None)), {"external id": 5}, {}]
 GRAPH = event("cudaGraphLaunch", cat="cuda_runtime", args={"correlation": 9, "External id": 2})
 WEEK = 8 * 86_400 * 10**6
 STACK = "train.py(3): main;train.py(9): <module>"
@@ -77,6 +77,7 @@ IDS = {  # (pid, tid) -> track
     ("1", "1"): "1/1",
     (2**64, 5): f"{2**64}/5",
     (None, 1.5): "?/?",
+    (3.0, 4.0): "3/4",
     (True, 1): "?/1",
 }
 
@@ -87,8 +88,8 @@ IDS = {  # (pid, tid) -> track
         ([event(pid=pid, tid=tid) for pid, tid in IDS], "track", list(IDS.values())),  # pitfall 5
         ([event(pid=[1], tid={"a": 1})], "track", ["?/?"]),
         *(
-            ([event(cat=category, args=each) for each in EXTERNAL], "external_id", [4, 5, 6, None, None])  # pitfall 9
-            for category in ("cpu_op", "cuda_runtime", "kernel", "xpu_runtime")
+            ([event(cat=category, args=each) for each in EXTERNAL], "external_id", [4, 6, 7, None, 5, None])
+            for category in ("cpu_op", "cuda_runtime", "kernel", "xpu_runtime")  # pitfall 9
         ),
         ([GRAPH, kernel("a", correlation=9, **{"graph node id": 4}), kernel(correlation=9)], "correlation", [9, 9, 9]),
         # pitfalls 12 and 13: overlaps and impossible durations are kept for the tables

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from stepscope import tables
+from stepscope.engine.spans import spans
 from stepscope.read import read_paths
 from stepscope.tables import BuildOptions, Tables, ingest
 from stepscope.tables.links import METHODS
@@ -61,6 +62,17 @@ def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, las
     assert [names[i] for i in built.links["event"]] == ["gemm"] * len(kept)
     assert [names[i] for i in built.links["operator"]] == ["aten::mm"] * len(kept)
     assert [names[i] for i in built.links["frame"]] == ["train.py(1): main"] * len(kept)
+
+
+@pytest.mark.parametrize(("start", "duration", "process"), [(200, 101, 1), (220, 50, 1), (250, 100, 2)])
+def test_a_mark_told_twice_inside_another_or_of_another_process_is_no_step(
+    tmp_path: Path, start: int, duration: int, process: int
+):
+    again = slice_of("ProfilerStep#9", start, duration, "user_annotation") | {"pid": process}
+    plain, more = build(tmp_path, three_steps()), build(tmp_path, [*three_steps(), again])
+    assert len(plain.steps) == 3
+    assert more.steps.equals(plain.steps)
+    assert spans(more)[0].steps.equals(spans(plain)[0].steps)
 
 
 def notes(built: Tables) -> str:

@@ -194,6 +194,8 @@ def _main_track(span: Span, operators: Bools) -> int:
     return int(tracks[lengths.argmax()])
 
 
+MIN_SHARE_OF_LAUNCHED = 0.9  # of launched kernels; with fewer in the trace the device seems idle where it was not
+_KERNEL_LAUNCH = r"LaunchKernel|LaunchCooperativeKernel|KernelLaunch"
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
 
 
@@ -342,6 +344,14 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         Journal and trace agree to some hundred microseconds: what begins with a step may seem to begin before it.
         """
         return self.step_of(self.span.start_ns[rows] + self.span.duration_ns[rows] // 2)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the kernels that were launched in the steps are in the trace, as far as it tells launches."""
+        launched = self.found.launch[self.found.launch >= 0]
+        calls = np.flatnonzero(self.span.is_runtime & self.span.names.like(_KERNEL_LAUNCH))
+        calls = calls[self.step_of(self.span.start_ns[calls]) >= 0]
+        return not len(calls) or not len(launched) or np.isin(calls, launched).mean() >= MIN_SHARE_OF_LAUNCHED
 
     def has(self, column: str) -> bool:
         return bool(self.span.series(column).is_not_null().any())

@@ -27,6 +27,7 @@ from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, window_at
 from stepscope.tables.categories import COPIES, FILLS, FUNCTION, KERNELS
 from stepscope.tables.categories import STEP as MARK
+from stepscope.tables.journal import MARK_COLUMNS, trace_steps
 from stepscope.tables.schema import Tables
 
 FEW_NAMES = 1_000  # up to here asking one by one is quicker than a column
@@ -213,22 +214,18 @@ class Span:
         known = steps.filter((pl.col("process") == self.ref.process) & pl.col("start_ns").is_not_null())
         if not own.height or own["owner"][0] != "user" or known.is_empty():
             return pl.DataFrame(schema={**_STEPS, "begin": pl.Int64})
-        host = pl.col("name").str.starts_with(MARK) & pl.col("stream").is_null() & (pl.col("duration_ns") > 0)
-        marks = (
-            self.events.lazy()
-            .filter(host & (pl.col("category") == categories.ANNOTATION))
-            .select(
-                "start_ns",
-                (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"),
-                (pl.col("start_ns") + pl.col("duration_ns") // 2).alias("middle"),
-                pl.col("name").str.extract(r"#(\d{1,18})$").cast(pl.Int64).alias("mark"),
-            )
+        of_steps = pl.col("name").str.starts_with(MARK) & (pl.col("duration_ns") > 0)
+        rows = trace_steps(self.events.lazy().filter(of_steps).select(MARK_COLUMNS).collect())
+        marks = pl.LazyFrame(rows, {"step": pl.Int64, "start_ns": pl.Int64, "wall_ns": pl.Int64}).select(
+            "start_ns",
+            (pl.col("start_ns") + pl.col("wall_ns")).alias("end_ns"),
+            (pl.col("start_ns") + pl.col("wall_ns") // 2).alias("middle"),
+            pl.col("step").alias("mark"),
         )
         journal = known.lazy().select("step", "wall_ns", begin="start_ns").sort("begin")
         inside = pl.col("middle") < pl.col("begin") + pl.col("wall_ns")
         found = (
-            marks.drop_nulls()
-            .sort("middle")
+            marks.sort("middle")
             .join_asof(journal, left_on="middle", right_on="begin")
             .with_columns(step=pl.when(inside).then("step"))
             .collect()

@@ -299,9 +299,9 @@ def _usual(event: Any) -> Any:
     event.ph = event.ph if isinstance(event.ph, str) else ""
     event.cat = event.cat if isinstance(event.cat, str) else None
     event.name = event.name if isinstance(event.name, str) else None
-    event.pid = event.pid if type(event.pid) in (int, str) else "?"
-    event.tid = event.tid if type(event.tid) in (int, str) else "?"
-    event.id = event.id if event.id is None or type(event.id) in (int, str) else whole_number(event.id)
+    for name in ("pid", "tid", "id"):
+        given = getattr(event, name)
+        setattr(event, name, given if type(given) in (int, str) else whole_number(given))
     return event
 
 

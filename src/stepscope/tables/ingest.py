@@ -121,6 +121,7 @@ def step_range(path: Path, wanted: Steps, progress: Callable[[int, int], None] |
         columns = {
             "category": decode(slices.category.values, slices.category.codes),
             "name": decode(slices.name.values, slices.name.codes),
+            "track": decode(slices.track.values, slices.track.codes),
             "start_ns": slices.start_ns,
             "duration_ns": slices.duration_ns,
         }
@@ -184,7 +185,7 @@ def ingest(
         is_mark = each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name", name)
         repaired = repair(track, start, duration, is_device=is_device)
         # the slices that mark a step, in the order of the trace
-        marks = {what: decode(texts[what].values, taken.slices.dense(what)[is_mark]) for what in ("category", "name")}
+        marks = {what: decode(texts[what].values, taken.slices.dense(what)[is_mark]) for what in _TEXTS}
         marked = {**marks, "start_ns": start[is_mark] + base_ns, "duration_ns": duration[is_mark]}
         frames[MARKS] = writer.write(pl.DataFrame(marked), MARKS)
         kinds: dict[str, Any] = {

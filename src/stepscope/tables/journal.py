@@ -6,6 +6,7 @@ The table of steps, the steps of a trace that comes without a journal, and the s
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -132,24 +133,31 @@ def step_at(times_ns: Int64, starts_ns: Int64, walls_ns: Int64, numbers: Int64) 
     return np.append(numbers, NONE)[window_at(starts_ns, starts_ns + walls_ns, times_ns)]
 
 
+MARK_COLUMNS = ("category", "name", "track", "start_ns", "duration_ns")
+
+
 def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
     """Rows of the steps table of the host's `ProfilerStep#N` annotations, in order of time; one ends where the next
-    begins.
+    begins. One inside another, or told twice, is no step, nor is one of another process than marks most.
 
     N may repeat within a rank, as every cycle of a schedule begins anew. Nothing is known of their phases.
     """
     found = [
-        (start, start + duration, int(name[1]))
-        for category, text, start, duration in marks.iter_rows()
+        (start, start + duration, int(name[1]), track.partition("/")[0])
+        for category, text, track, start, duration in marks.select(MARK_COLUMNS).iter_rows()
         if category in _HOST and (name := _NAME.fullmatch(text))
     ]
-    found.sort(key=lambda step: step[0])
-    following = [*[start for start, *_ in found[1:]], None]
+    processes = Counter(process for *_, process in found).most_common(1)
+    outer: list[tuple[int, int, int, str]] = []
+    for step in sorted(found, key=lambda step: (step[0], -step[1])):
+        if step[3] == processes[0][0] and (not outer or step[1] > outer[-1][1]):
+            outer.append(step)
+    following = [*[start for start, *_ in outer[1:]], None]
     told = {"kind": "train", "first_batch": False, "in_window": True, "signal": "profiler_step"}
     row = {**dict.fromkeys(STEP_COLUMNS), **told}
     return [
         {**row, "step": number, "start_ns": start, "wall_ns": wall}
-        for (start, end, number), after in zip(found, following, strict=False)
+        for (start, end, number, _), after in zip(outer, following, strict=False)
         if (wall := (end if after is None else min(end, after)) - start) > 0
     ]
 

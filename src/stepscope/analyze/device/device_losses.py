@@ -52,8 +52,8 @@ class TraceLosses:
 
 
 def trace_losses(base: Base) -> tuple[TraceLosses, ...]:
-    """Of traces whose steps hold device work."""
-    found = (scene for scene in scenes(base) if len(scene.found) and (scene.ends > scene.starts).any())
+    """Of traces whose steps hold device work, and all of it."""
+    found = (one for one in scenes(base) if len(one.found) and (one.ends > one.starts).any() and one.whole)
     return tuple(TraceLosses(scene) for scene in found)
 
 
