@@ -293,7 +293,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     stretches = tables.stretches.filter(
         (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     )
-    overlaps = _overlaps(stretches, steps)
+    overlaps = overlaps_of(stretches, steps)
     seen = np.zeros(len(wall), bool)
     seen[overlaps["step"].to_numpy()] = True
     slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
@@ -324,7 +324,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     ), ""
 
 
-def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def overlaps_of(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """(stretch, step, ns): the time that stretches and steps have in common, one row per pair of them.
 
     Of all processes; `steps` are sorted by process and start, those of one process do not overlap.
