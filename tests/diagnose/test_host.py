@@ -338,7 +338,10 @@ def evaluated(batches: int, *, loader: bool) -> Tables:
 
 @pytest.mark.parametrize("loader", [True, False])
 def test_evaluation_between_steps_costs_the_loop_its_share(loader: bool) -> None:
-    finding = only(evaluated(20, loader=loader), BETWEEN)
+    source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
+    finding = only(evaluated(20, loader=loader), BETWEEN, source)
     assert finding.where[0].line == 14
     assert (finding.cost_ms_per_step, finding.share) == (pytest.approx(20, rel=0.2), pytest.approx(2 / 3, abs=0.05))
-    assert told(evaluated(1, loader=loader), BETWEEN) is None
+    assert told(evaluated(1, loader=loader), BETWEEN, source) is None
+    rollout = {TRAIN: source[TRAIN].replace("evaluate", "rollout")}
+    assert (told(evaluated(20, loader=loader), BETWEEN, rollout) is None) is not loader

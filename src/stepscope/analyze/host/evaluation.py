@@ -2,11 +2,11 @@
 
 Where a loader brings its batches, the journal has steps of its own for it. Batches that are cut from tensors leave it
 in the training step that it follows, which is then far longer than others; there samples tell its part, and need a
-line.
+line that speaks of evaluation.
 
 A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
-while there is evaluation; where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
-where evaluations are too short for the sampler's clock.
+while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
+where evaluations of a loader's batches are too short for the sampler's clock.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MOSTLY = 0.5  # of a line's time lies in steps with evaluation: less is the trai
 MIN_SAMPLES = 5  # of a line: fewer are chance
 MAX_LINES = 3
 _QUIET = re.compile(r"\b(no_grad|inference_mode)\b|\bset_grad_enabled\(False\)|\.eval\(\)")
+_MEANT = re.compile(r"(?i)eval|valid|\bval_|_val\b|accura")  # a rollout or a target has no gradients either
 _FUNCTION, _BLOCK = 1, 2
 
 
@@ -74,7 +75,7 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     if samples is None or stretches.is_empty():
         return {}, 0
     users = UserPaths(samples.calls, samples.code)
-    home, evaluates, quiet = _homes(context, users)
+    home, evaluates, quiet = _homes(context, users, meant=not apart)
     nodes = rows_of(stretches["node"])
     rows = pl.DataFrame(
         {
@@ -98,18 +99,19 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     )
     mostly = pl.col("in_ns") >= MOSTLY * (pl.col("in_ns") + pl.col("out_ns"))
     enough = pl.col("in_ns") >= MIN_SAMPLES * gap_ns
-    told = (pl.col("quiet") | mostly) if apart else mostly
+    told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter((pl.col("line") >= 0) & pl.col("evaluates") & told & enough)
     lines = lines.sort(["in_ns", "line"], descending=[True, False]).head(MAX_LINES)
     found = ((users.place(line), ns) for line, ns in lines.select("line", "in_ns").rows())
     return {place: ns / whole for place, ns in found if place is not None}, round(float(lines["in_ns"].sum()) / gap_ns)
 
 
-def _homes(context: Context, users: UserPaths) -> tuple[Int32, Bools, Bools]:
+def _homes(context: Context, users: UserPaths, *, meant: bool) -> tuple[Int32, Bools, Bools]:
     """By node: the user's outermost line that trains nothing, whether a model is called below it, and whether gradients
     are switched off on the way there.
     """
-    tree, known = users.tree, {file: _quiet_lines(context, file) for file in set(users.files) if file is not None}
+    tree = users.tree
+    known = {file: _quiet_lines(context, file, meant=meant) for file in set(users.files) if file is not None}
     updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     leads = users.user & (tree.totals(updates.astype(np.float64)) > 0)
     home = tree.outermost(users.user & ~np.isin(users.line, users.line[leads]))
@@ -127,15 +129,18 @@ def _homes(context: Context, users: UserPaths) -> tuple[Int32, Bools, Bools]:
     return home, calls, calls & ((blocks >= home) | (anything > home))
 
 
-def _quiet_lines(context: Context, file: str) -> dict[int, int]:
-    """The lines of functions, and of `with` blocks, that switch gradients or dropout off."""
+def _quiet_lines(context: Context, file: str, *, meant: bool) -> dict[int, int]:
+    """The lines of functions, and of `with` blocks, that switch gradients or dropout off; `meant`: and speak of
+    evaluation.
+    """
     tree, text = context.lines.tree(file), context.sources.get(file, "").splitlines()
     found: dict[int, int] = {}
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.With | ast.FunctionDef | ast.AsyncFunctionDef):
             lines = range(node.lineno - len(getattr(node, "decorator_list", ())), (node.end_lineno or node.lineno) + 1)
             kind = _BLOCK if isinstance(node, ast.With) else _FUNCTION
-            told = text[lines.start - 1 : node.body[0].lineno - 1 if kind == _BLOCK else lines.stop - 1]
-            if _QUIET.search("\n".join(told)):
+            own = text[lines.start - 1 : lines.stop - 1]
+            head = own[: node.body[0].lineno - node.lineno] if kind == _BLOCK else own
+            if _QUIET.search("\n".join(head)) and not (meant and _MEANT.search("\n".join(own)) is None):
                 found |= {line: max(kind, found.get(line, 0)) for line in lines}
     return found
