@@ -184,7 +184,7 @@ class Facts(Analysis):
             pauses=main_thread.gc_pauses(tables, labelled) if tables.journal.height else None,
             cpu=cpu,
             memory=cores.memory_pressure(tables, training, mean_ms),
-            drift=sampled_stacks.drift(labelled, self._context.sampled, self._calls),
+            drift=sampled_stacks.drift(self._context, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
             epochs=loader.epoch_facts(tables, labelled, fed),
             evaluation=evaluation.evaluation(self._context),
