@@ -186,6 +186,7 @@ class Facts(Analysis):
             memory=cores.memory_pressure(tables, training, mean_ms),
             drift=sampled_stacks.drift(self._context, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
+            hook=main_thread.python_hook(self._context),
             epochs=loader.epoch_facts(tables, labelled, fed),
             evaluation=evaluation.evaluation(self._context),
             waves=loader.periodic_waits(tables, labelled),

@@ -57,4 +57,4 @@ _ORDER = (
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}
 RULES: tuple[Rule, ...] = tuple(_FOUND[name] for name in dict.fromkeys((*_ORDER, *_FOUND)))
-RISKS = (ranks.hang, *memory.RISKS, *training.RISKS)
+RISKS = (ranks.hang, *machine.RISKS, *memory.RISKS, *training.RISKS)

@@ -454,6 +454,13 @@ class TraceLoader(Struct, frozen=True):
     fetch_ms: float
 
 
+class HookFacts(Struct, frozen=True):
+    """A profiler or tracer of Python that was on when training began: a function, or its class."""
+
+    name: str
+    place: Place | None  # the line that switches it on, where one alone does
+
+
 class MachineFacts(Struct, frozen=True):
     journaled: bool = False  # a journal of events exists: what is not in it did not happen
     pauses: PauseFacts | None = None
@@ -461,6 +468,7 @@ class MachineFacts(Struct, frozen=True):
     memory: MemoryPressureFacts | None = None
     drift: DriftFacts | None = None
     profiler: ProfilerFacts | None = None
+    hook: HookFacts | None = None
     epochs: tuple[EpochFacts, ...] | None = None
     evaluation: EvaluationFacts | None = None
     waves: WaveFacts | None = None
