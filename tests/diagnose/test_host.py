@@ -27,11 +27,12 @@ from stepscope.tables.schema import Tables
 from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, stack, steps_with_window
 from tests.analyze.test_main_thread import DESCRIBE, MAIN, TRAINING, main
 from tests.analyze.test_main_thread import tables as call_tables
-from tests.builders import MS, make_tables, rank_info, step_rows
+from tests.builders import MS, T0, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, needs, only, told
 from tests.records import blank, replace, some
 
 PYTHON, IO, LOOP = "host.python_on_critical_path", "io.blocking_in_step", "host.per_item_loop"
+BETWEEN = "host.evaluation_between_steps"
 SITE = "/venv/lib/python3.11/site-packages"
 ENTRY = f"<module> ({TRAIN}:16)"
 BASE = [ENTRY, f"Trainer._run_epoch ({SITE}/transformers/trainer.py:1909)"]
@@ -317,3 +318,30 @@ def test_gradients_cost_no_more_than_the_loop_around_them(
     own = LoopFacts("aten::add", 256.0, 0.5, 2.0, Place(TRAIN, line, "looped_loss"), None, "window")
     timed = replace(own, loop_line=first, loop_end=last, backward_ms_per_step=2.0)
     assert only(replace(needless(wide_gradients=(WIDE,)), loops=(timed,)), GRADIENTS).share == pytest.approx(share)
+
+
+def evaluated(batches: int, *, loader: bool) -> Tables:
+    """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step."""
+    steps, seen = [], []
+    paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", MODULE])
+    for epoch in range(6):
+        begin = T0 + epoch * (10 + batches) * 10 * MS
+        kinds = ["train"] * 10 + ["eval"] * batches * loader
+        own = step_rows(len(kinds), start_ns=begin, first_step=len(steps))
+        steps += [row | {"kind": kind} for row, kind in zip(own, kinds, strict=True)]
+        steps[-1]["wall_ns"] += 0 if loader else batches * 10 * MS
+        for at in range(10 + batches):
+            times = {"start_ns": begin + at * 10 * MS, "end_ns": begin + (at + 1) * 10 * MS}
+            seen.append(stack(paths[at >= 10], 1, **times))
+    return make_tables(steps=steps, stacks=seen, stretches=seen)
+
+
+@pytest.mark.parametrize("loader", [True, False])
+def test_evaluation_between_steps_costs_the_loop_its_share(loader: bool) -> None:
+    source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
+    finding = only(evaluated(20, loader=loader), BETWEEN, source)
+    assert finding.where[0].line == 14
+    assert (finding.cost_ms_per_step, finding.share) == (pytest.approx(20, rel=0.2), pytest.approx(2 / 3, abs=0.05))
+    assert told(evaluated(1, loader=loader), BETWEEN, source) is None
+    rollout = {TRAIN: source[TRAIN].replace("evaluate", "rollout")}
+    assert (told(evaluated(20, loader=loader), BETWEEN, rollout) is None) is not loader

@@ -162,6 +162,24 @@ def test_a_drift_explains_the_python_of_its_lines() -> None:
     assert found["host.step_drift"].explains == (found["host.python_on_critical_path"].id,)
 
 
+def test_a_drift_in_one_segment_has_its_line_by_the_times_of_stacks() -> None:
+    stacks, seen = growing_stacks(GROWING), []
+    for slow, work in zip(stacks[::2], stacks[1::2], strict=True):
+        share = slow["samples"] / (slow["samples"] + work["samples"])
+        until = slow["start_ns"] + round((slow["end_ns"] - slow["start_ns"]) * share)
+        seen += [slow | {"end_ns": until}, work | {"start_ns": until}]
+    times = {"start_ns": stacks[0]["start_ns"], "end_ns": stacks[-1]["end_ns"]}
+    found = findings(make_tables(steps=GROWING, stacks=[one | times for one in stacks], stretches=seen))
+    assert found["host.step_drift"].where[0].line == 20
+
+
+def test_a_profiler_of_python_is_a_risk_with_the_line_that_switches_it_on() -> None:
+    made, source = make_tables(steps=STEADY, ranks=[rank_info(hook="cProfile.Profile")]), "# cProfile.Profile()\n"
+    (risk,) = judged(made, {TRAIN: f"{source}with cProfile.Profile():\n    main()\n"}).risks
+    assert (risk.rule, risk.where[0].line) == ("system.python_hook", 2)
+    assert not judged(make_tables(steps=STEADY)).risks
+
+
 def test_threads_that_sleep_in_turn_cost_what_fewer_would_save() -> None:
     site = {"kind": "site", "what": "set_num_threads", "arguments": {"argument_0": "16"}, "file": TRAIN, "line": 5}
     finding = findings(pool_tables(**SMALL, others=1.0, journal=[site]))[THREADS]

@@ -16,7 +16,7 @@ from stepscope.analyze import compilers, memory_losses, metrics, redundant, site
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
-from stepscope.analyze.host import loops, main_thread, sampled_stacks, sampled_time
+from stepscope.analyze.host import evaluation, loops, main_thread, sampled_stacks, sampled_time
 from stepscope.analyze.host.sampled_time import Calls, SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
@@ -184,9 +184,11 @@ class Facts(Analysis):
             pauses=main_thread.gc_pauses(tables, labelled) if tables.journal.height else None,
             cpu=cpu,
             memory=cores.memory_pressure(tables, training, mean_ms),
-            drift=sampled_stacks.drift(labelled, self._context.sampled, self._calls),
+            drift=sampled_stacks.drift(self._context, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
+            hook=main_thread.python_hook(self._context),
             epochs=loader.epoch_facts(tables, labelled, fed),
+            evaluation=evaluation.evaluation(self._context),
             waves=loader.periodic_waits(tables, labelled),
             trace_loaders=loader.trace_loaders(self._context.base) if fed is None else (),
             gpus=hardware.gpu_clocks(tables, training),

@@ -15,6 +15,7 @@ from stepscope.diagnose.communication import small_lines
 from stepscope.diagnose.machine import asked_for
 from stepscope.diagnose.needless_work import told_places
 from stepscope.diagnose.rule import (
+    ALL,
     CAUSES,
     CONFIDENCE,
     REPORT_FLOOR,
@@ -67,6 +68,11 @@ class ANOMALIES(Thresholds):
     checks: float = 0.5
 
 
+class EVALUATION(Thresholds):
+    floor: float = 0.10  # of the loop: evaluation is meant, and with less even twice as rare saves less than the noise
+    times_for_high: int = 3  # between training steps: once or twice may be the start of a run alone
+
+
 class IO(Thresholds):
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
@@ -108,6 +114,7 @@ IO_SEEN = Need(
     lambda a: a.io is not None,
     traced=lambda a: a.stacks is None,
 )
+EVALUATED = Need("evaluation between training steps", lambda a: a.machine.evaluation, quiet=True)
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 ONE_AFTER_ANOTHER = (
@@ -392,6 +399,51 @@ def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
         caveat="The cost counts the stacks alone, the ceiling half of the backward pass besides. Without it a NaN in "
         f"the backward pass raises no error.{words}",
         falsified_by="With torch.autograd.set_detect_anomaly(False) the mean step does not get shorter",
+    )
+
+
+@rule(
+    "host.evaluation_between_steps",
+    STEPS,
+    EVALUATED,
+    learn="https://pytorch.org/docs/stable/generated/torch.autograd.grad_mode.inference_mode.html",
+)
+def evaluation_between_steps(analysis: Analysis) -> Iterator[Claim]:
+    facts, (doubt, words) = EVALUATED.of(analysis), device_doubt(analysis)
+    settings = analysis.settings
+    where = facts.places or (
+        (settings.place,) if settings is not None and settings.framework and settings.place else ()
+    )
+    steps, apart = steps_source(STEPS.of(analysis)), facts.steps is not None
+    source = steps if apart else f"{steps}, as {stacks_source(analysis)} divides the steps it lies in"
+    share = clip_share(facts.lost_ms_per_step, facts.total_ms_per_step)
+    yield Claim(
+        title=f"Evaluation between training steps takes {share:.0%} of the loop: {things(facts.times, 'time')}, "
+        f"{facts.each_ms:.3g} ms each{at(*where)}",
+        steps=STEPS.of(analysis),
+        step_ms=facts.total_ms_per_step,
+        basis=ALL,
+        floor=EVALUATION.floor,
+        cost_ms=facts.lost_ms_per_step,
+        levels=(
+            "high" if facts.times >= EVALUATION.times_for_high else "medium",
+            *(() if apart else (sampled_confidence(facts.samples), *doubt)),
+        ),
+        where=where,
+        evidence=(
+            ms("evaluation, per training step", facts.lost_ms_per_step, source),
+            ms("a training step with it, mean of all", facts.total_ms_per_step, steps),
+            figure("evaluations between training steps", facts.times, "evaluations", steps),
+            figure("batches of it", facts.steps, "batches", steps),
+        ),
+        fix=f"{at(*where).strip(' ()') or 'There'}: evaluate less often, or on fewer batches between epochs and on "
+        "all of them at the end; under torch.inference_mode(), with larger batches than training has, and without "
+        "reading every batch's result on the host (sum on the device, one .item() at the end)",
+        caveat="What is evaluated less often is noticed later, early stopping too. What looks the same and has to "
+        "stay: passes that make labels or features for training."
+        + ("" if where else " No line was sampled that calls it and not training as well.")
+        + ("" if apart else words),
+        falsified_by="With evaluation every second time the run does not get shorter",
     )
 
 

@@ -83,6 +83,7 @@ EDITS = msgspec.json.decode(Path(__file__).with_name("in_script.json").read_byte
 _LESS_MEMORY = (("batch_size", FREE), ("accumulation", FREE), ("checkpointing", "true"))
 _MORE: Mapping[str, tuple[tuple[str, str], ...]] = {
     "compute.small_batch": (("batch_size", FREE),),
+    "host.evaluation_between_steps": (("evaluation.every", FREE),),
     "compute.recompute": (("checkpointing", "false"),),
     "memory.allocator_retries": _LESS_MEMORY,
     "memory.near_limit": _LESS_MEMORY,

@@ -6,7 +6,7 @@ is held below its clock by heat, power, or clocks that were set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,17 +22,19 @@ from stepscope.diagnose.rule import (
     Need,
     Thresholds,
     advice,
+    at,
     at_place,
     clip_share,
     device_doubt,
     figure,
     figures,
     ms,
+    risk_rule,
     rule,
     shown,
     steps_source,
 )
-from stepscope.model import Analysis, Evidence, Place, Try
+from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
 from stepscope.model.counted import things
 from stepscope.model.machine import Child, CpuFacts, PauseFacts
 
@@ -93,6 +95,7 @@ OWN_PROFILER = Need(
     lambda a: a.machine.profiler if a.machine.journaled else None,  # whose windows they are stands there
     quiet=True,
 )
+HOOKED = Need("a profiler or tracer of Python", lambda a: a.machine.hook, quiet=True)
 GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
 
@@ -207,6 +210,26 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
         caveat="What its exports take between steps is not in this figure.",
         falsified_by="Without the profiler the run does not get shorter",
     )
+
+
+@risk_rule("system.python_hook", HOOKED)
+def python_hook(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
+    """What it costs nobody can tell from this run: it is on in every step, and C functions leave no stack."""
+    hook = HOOKED.of(analysis)
+    yield python_hook.risk(
+        hook.place or hook.name,
+        title=f"A profiler or tracer of Python is on while the model trains: {hook.name} is called at every call, or "
+        f"line, of Python{at(hook.place)}",
+        evidence=(Evidence("profile or trace function when training began", hook.name, "", "rank.json"),),
+        fix="Train without it (cProfile, sys.setprofile, sys.settrace, a debugger, coverage), or switch it on around a "
+        "few steps; stacks sampled from outside show the same functions at no cost to the steps",
+        caveat="The part that it takes is not in this run's figures; the more Python a step runs, the larger it is.",
+        learn="https://docs.python.org/3/library/profile.html#limitations",
+        falsified_by="Without it the mean step does not get shorter",
+    )
+
+
+RISKS = (python_hook,)
 
 
 def _of_cores(analysis: Analysis, *, evidence: Iterable[Known], caveat: str, **said: Any) -> Claim:

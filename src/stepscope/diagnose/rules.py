@@ -45,11 +45,16 @@ _ORDER = (
     ),
     *("memory.page_faults", "transfer.device_to_device", "launch.unfused_optimizer"),
     *("launch.zeroing_gradients", "launch.compiled_kernels", "compute.small_batch"),
-    *("compute.sizes_off_tiles", "compute.serial_linalg", "communication.data_parallel"),
+    *(
+        "compute.sizes_off_tiles",
+        "compute.serial_linalg",
+        "communication.data_parallel",
+        "host.evaluation_between_steps",
+    ),
     *("host.evaluation_in_step", "host.model_copied_in_step", "compute.double_precision"),
     *("compute.recompute", "compute.wasted_operators", "memory.short_lived_gradients", "system.gpu_clocks"),
 )
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}
 RULES: tuple[Rule, ...] = tuple(_FOUND[name] for name in dict.fromkeys((*_ORDER, *_FOUND)))
-RISKS = (ranks.hang, *memory.RISKS, *training.RISKS)
+RISKS = (ranks.hang, *machine.RISKS, *memory.RISKS, *training.RISKS)

@@ -99,8 +99,8 @@ class Lines:
     def __init__(self, samples: Samples | None, sources: Mapping[str, str]) -> None:
         self._samples = samples
         self._sources = sources
-        self._tree = cache(self._parsed)
-        self._names = cache(lambda file: _Names(self._tree(file)))
+        self.tree = cache(self._parsed)
+        self._names = cache(lambda file: _Names(self.tree(file)))
         self._function = cache(self._find_function)
         self.only_line = cache(self._only_line)  # the same few calls are asked about slice by slice
 
@@ -208,7 +208,7 @@ class Lines:
         return None
 
     def _find_function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
-        tree = self._tree(file)
+        tree = self.tree(file)
         if tree is None:
             return None
         if function == MODULE_BODY:

@@ -52,6 +52,7 @@ MEANS = {
 DECIDE = {
     "host.per_item_loop": "which operators on whole tensors do what the loop does item by item",
     "host.python_on_critical_path": "whether every step needs this work, and what may take its place",
+    "host.evaluation_between_steps": "how often evaluation is needed",
     "host.step_drift": "what grows from step to step, and how much of it has to be kept",
     "host.model_copied_in_step": "how old the copy may be, and with which decay an average then goes on",
     "sync.host_waits": "whether every step needs the value, or the decision that is made by it",

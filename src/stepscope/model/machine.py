@@ -400,6 +400,26 @@ class EpochFacts(Struct, frozen=True):
     total_ms_per_step: float
 
 
+class EvaluationFacts(Struct, frozen=True):
+    """Evaluation between the training steps of a run, outside profiler windows.
+
+    times: How often it was done between training steps.
+    steps: Batches of it that a loader brought; missing where it lies in the training steps that it follows.
+    each_ms: Mean time of one.
+    samples: Sampled stacks of its lines.
+    lost_ms_per_step: Its time by all training steps.
+    total_ms_per_step: Mean wall time of all training steps, with the evaluation between them.
+    """
+
+    places: tuple[Place, ...]  # the user's lines that call it, with their share of its sampled time
+    times: int
+    steps: int | None
+    each_ms: float
+    samples: int
+    lost_ms_per_step: float
+    total_ms_per_step: float
+
+
 class WaveFacts(Struct, frozen=True):
     """Whether the wait for data comes in one step of `period`.
 
@@ -434,6 +454,13 @@ class TraceLoader(Struct, frozen=True):
     fetch_ms: float
 
 
+class HookFacts(Struct, frozen=True):
+    """A profiler or tracer of Python that was on when training began: a function, or its class."""
+
+    name: str
+    place: Place | None  # the line that switches it on, where one alone does
+
+
 class MachineFacts(Struct, frozen=True):
     journaled: bool = False  # a journal of events exists: what is not in it did not happen
     pauses: PauseFacts | None = None
@@ -441,7 +468,9 @@ class MachineFacts(Struct, frozen=True):
     memory: MemoryPressureFacts | None = None
     drift: DriftFacts | None = None
     profiler: ProfilerFacts | None = None
+    hook: HookFacts | None = None
     epochs: tuple[EpochFacts, ...] | None = None
+    evaluation: EvaluationFacts | None = None
     waves: WaveFacts | None = None
     trace_loaders: tuple[TraceLoader, ...] = ()
     gpus: tuple[GpuClocks, ...] = ()  # that the run computes on

@@ -162,6 +162,7 @@ def rank_infos(
             started_ns=moment_ns(info.get("started_ns")),
             versions=_texts(info.get("versions")),
             threads=integer(info.get("threads")),
+            hook=string(info.get("hook")),
         )
 
     return tuple(map(described, ranks))

@@ -47,6 +47,7 @@ class RankInfo(Struct, frozen=True):
     started_ns: int | None
     versions: dict[str, str]
     threads: int | None = None  # of torch's operators on the CPU, when training began
+    hook: str | None = None  # what is called at every call or line of Python
 
 
 class Tables(Struct, frozen=True):

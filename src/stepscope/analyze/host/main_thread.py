@@ -42,7 +42,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, python_frame
 from stepscope.model import IoFacts, LoopFacts, Place, PythonFacts
 from stepscope.model.counted import things
-from stepscope.model.machine import PauseFacts, PauseLine
+from stepscope.model.machine import HookFacts, PauseFacts, PauseLine
 from stepscope.model.metrics import ANOMALY, LoggingCost
 from stepscope.tables.arrays import NONE
 from stepscope.tables.categories import ANNOTATION
@@ -485,6 +485,23 @@ TOOLS: dict[str, re.Pattern[str]] = {
 
 
 _DETECTS = re.compile(r"\b(?:set_)?detect_anomaly\(")
+_HOOKS = re.compile(r"\bset(trace|profile)(_all_threads)?\(|\bProfile\(\)|\b(cProfile|profile)\.run(ctx)?\(")
+
+
+def python_hook(context: Context) -> HookFacts | None:
+    name = next((rank.hook for rank in context.tables.ranks if rank.hook), None)
+    lines = _lines_with(context, _HOOKS) if name else []
+    return HookFacts(name, Place(*lines[0]) if len(lines) == 1 else None) if name else None
+
+
+def _lines_with(context: Context, pattern: re.Pattern[str]) -> list[tuple[str, int]]:
+    """Lines of the user's files, comments left out."""
+    return [
+        (file, number)
+        for file, text in context.sources.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line) and not line.lstrip().startswith("#")
+    ]
 
 
 def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
@@ -507,17 +524,12 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
     tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
     rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
-    switches = [
-        (file, number, "")
-        for file, text in context.sources.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        if _DETECTS.search(line) and not line.lstrip().startswith("#")
-    ]
+    switches = _lines_with(context, _DETECTS)
     if len(switches) == 1:  # else it is told at the lines that run the operators
         columns = ("user_file", "user_line", "user_function")
         rows = rows.with_columns(
             pl.when(pl.col("tool") == names.index(ANOMALY)).then(pl.lit(value)).otherwise(column).alias(column)
-            for column, value in zip(columns, switches[0], strict=True)
+            for column, value in zip(columns, (*switches[0], ""), strict=True)
         )
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):

@@ -31,7 +31,6 @@ from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
-from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, HotLine, Place, StackFacts, StepFacts
 from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.model.sampled import CallerLine, SampledViews, SlowLine, SlowSteps, StageTime
@@ -293,7 +292,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     stretches = tables.stretches.filter(
         (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     )
-    overlaps = _overlaps(stretches, steps)
+    overlaps = overlaps_of(stretches, steps)
     seen = np.zeros(len(wall), bool)
     seen[overlaps["step"].to_numpy()] = True
     slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
@@ -324,7 +323,7 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     ), ""
 
 
-def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def overlaps_of(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """(stretch, step, ns): the time that stretches and steps have in common, one row per pair of them.
 
     Of all processes; `steps` are sorted by process and start, those of one process do not overlap.
@@ -412,9 +411,9 @@ THIRD = 3
 UNKNOWN = 0.05  # of the steps may lack a phase, which is then told by the others
 
 
-def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None) -> DriftFacts | None:
+def drift(context: Context, calls: Calls | None) -> DriftFacts | None:
     """None with fewer than `MIN_STEPS` steady training steps on a rank."""
-    steady = labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    steady = context.labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
     ranks = steady.partition_by("process", maintain_order=True)
     if any(own.height < MIN_STEPS for own in ranks) or not ranks:
         return None
@@ -442,7 +441,7 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
         lost_ms_per_step=max(0.0, float(medians.mean()) - early) if late > early else 0.0,
         medians_ms=tuple(medians.mean(axis=0).tolist()),
         phases=_phases(ranks),
-        lines=_drift_lines(steady, samples, calls) if rising else (),
+        lines=_drift_lines(context, steady, calls) if rising else (),
     )
 
 
@@ -462,11 +461,17 @@ def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
     return grown
 
 
-def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | None) -> tuple[DriftLine, ...]:
+def _drift_lines(context: Context, steady: pl.DataFrame, calls: Calls | None) -> tuple[DriftLine, ...]:
     """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
-    if samples is None:
+    if context.sampled is None:
         return ()
-    rows = samples.rank_steps() if calls is None else calls.rows
+    rows = context.sampled.rank_steps() if calls is None else calls.rows
+    seen = context.tables.stretches.select("process", "node", "start_ns", "end_ns")
+    if seen.height:  # a segment is as long as a short run; where each stack has times of its own these hold
+        length = pl.col("end_ns") - pl.col("start_ns")
+        seen = seen.with_columns(samples=(length / sample_gap_ns(context.tables)).round().cast(pl.Int64))
+        known = rows.unique(["process", "node"]).drop("start_ns", "end_ns", "samples")
+        rows = known.join(seen, on=["process", "node"], how="inner")
     begin, end = int(min(steady["start_ns"])), int(max(steady["start_ns"] + steady["wall_ns"]))
     third = (end - begin) // THIRD
     early = _of_period(steady, rows, begin, begin + third)
@@ -480,7 +485,7 @@ def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | N
 
 
 def _of_period(steady: pl.DataFrame, rows: pl.DataFrame, begin: int, end: int) -> dict[Place, tuple[float, int]]:
-    """(ms per step, samples) by line, of stacks whose segment has its middle in that time; {} without any.
+    """(ms per step, samples) by line, of stacks that have their middle in that time; {} without any.
 
     A line that only leads to a library's training is not told, but what of the library works below it.
     """

@@ -12,6 +12,7 @@ import sys
 import threading
 from functools import partial
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.alarms import Alarms
@@ -358,5 +359,16 @@ def _describe_process(started_ns: int) -> dict[str, Any]:
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
         "device": None if torch is None else "xla" if "torch_xla" in sys.modules else "cuda" if initialised else "cpu",
         "threads": None if threads is None else int(threads()),  # of each operator on the CPU, when training begins
+        "hook": _python_hook(),
         "started_ns": started_ns,
     }
+
+
+def _python_hook() -> str | None:
+    """What is called at every call or line of Python: a profiler or tracer of the script's, or a debugger."""
+    for hook in (sys.getprofile(), sys.gettrace()):
+        if hook is not None and type(hook).__name__ != "TraceContext":  # torch's profiler is told apart
+            named = hook if isinstance(hook, FunctionType) else type(hook)
+            return f"{named.__module__}.{named.__qualname__}"
+    monitoring = getattr(sys, "monitoring", None)  # cProfile's way from Python 3.12 on
+    return None if monitoring is None else monitoring.get_tool(monitoring.PROFILER_ID)

@@ -1,0 +1,146 @@
+"""What evaluation takes between training steps, and the lines of the training code that call it.
+
+Where a loader brings its batches, the journal has steps of its own for it. Batches that are cut from tensors leave it
+in the training step that it follows, which is then far longer than others; there samples tell its part, and need a
+line that speaks of evaluation.
+
+A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
+while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
+where evaluations of a loader's batches are too short for the sampler's clock.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.host.sampled_stacks import overlaps_of
+from stepscope.analyze.input.loader_waits import sample_gap_ns
+from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.model import Place
+from stepscope.model.machine import EvaluationFacts
+from stepscope.tables.arrays import Bools, Int32
+from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, phase_mark
+
+FAR_LONGER = 2.0  # than the fastest quarter of the steps: evaluation that takes less than a step is no loss
+MOSTLY = 0.5  # of a line's time lies in steps with evaluation: less is the training's
+MIN_SAMPLES = 5  # of a line: fewer are chance
+MAX_LINES = 3
+_QUIET = re.compile(r"\b(no_grad|inference_mode)\b|\bset_grad_enabled\(False\)|\.eval\(\)")
+_MEANT = re.compile(r"(?i)eval|valid|\bval_|_val\b|accura")  # a rollout or a target has no gradients either
+_FUNCTION, _BLOCK = 1, 2
+
+
+def evaluation(context: Context) -> EvaluationFacts | None:
+    """None without evaluation between training steps, as far as it can be told."""
+    known = pl.col("start_ns").is_not_null() & ~pl.col("in_window").fill_null(False)
+    frame = context.labelled.frame.filter(known).sort("process", "start_ns")
+    trains, wall = pl.col("kind") == "train", pl.col("wall_ns").cast(pl.Float64)
+    starts, walls = (column.filter(trains) for column in (pl.col("start_ns"), wall))
+    frame = frame.filter(pl.col("start_ns").is_between(starts.min().over("process"), starts.max().over("process")))
+    apart = bool((frame["kind"] == "eval").any())
+    frame = frame.with_columns(inside=~trains if apart else wall > FAR_LONGER * walls.quantile(0.25).over("process"))
+    if not apart:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
+        heavy = wall.filter("inside")
+        frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
+    inside = frame.filter("inside")
+    steps = frame.filter(trains).height
+    lines, samples = _lines(context, frame, apart=apart) if inside.height else ({}, 0)
+    if not inside.height or not (apart or lines):
+        return None
+    # of a step that ends in evaluation only the part that its lines were seen for
+    lost_ns = int(inside["wall_ns"].sum()) * (1.0 if apart else sum(lines.values()))
+    begins = pl.col("inside") & ~pl.col("inside").shift(1, fill_value=False).over("process")
+    times = int(frame.select(begins.sum()).item())
+    return EvaluationFacts(
+        places=tuple(Place(place.file, place.line, place.function, share) for place, share in lines.items()),
+        times=times,
+        steps=inside.height if apart else None,
+        each_ms=lost_ns / times / 1e6,
+        samples=samples,
+        lost_ms_per_step=lost_ns / steps / 1e6,
+        total_ms_per_step=int(frame["wall_ns"].sum()) / steps / 1e6,
+    )
+
+
+def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[Place, float], int]:
+    """The lines with their share of the sampled time of evaluation, most first, and the samples that are theirs."""
+    samples, stretches = context.sampled, context.tables.stretches
+    main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
+    stretches = stretches.filter(main)
+    if samples is None or stretches.is_empty():
+        return {}, 0
+    users = UserPaths(samples.calls, samples.code)
+    home, evaluates, quiet = _homes(context, users, meant=not apart)
+    nodes = rows_of(stretches["node"])
+    rows = pl.DataFrame(
+        {
+            "line": at(users.line, at(home, nodes, -1), -1),
+            "evaluates": at(evaluates, nodes, False),
+            "quiet": at(quiet, nodes, False),
+        }
+    )
+    parts = [
+        overlaps_of(stretches, steps).group_by("stretch").agg(pl.col("ns").sum())
+        for steps in (frame.filter("inside"), frame.filter(~pl.col("inside")))
+    ]
+    rows = rows.with_row_index("stretch").with_columns(pl.col("stretch").cast(pl.Int64))
+    for name, part in zip(("in_ns", "out_ns"), parts, strict=True):
+        rows = rows.join(part.rename({"ns": name}), on="stretch", how="left", maintain_order="left")
+    rows = rows.with_columns(pl.col("in_ns", "out_ns").fill_null(0))
+    whole, gap_ns = int(rows["in_ns"].sum()), sample_gap_ns(context.tables)
+    # a line belongs to evaluation as a whole: what else is called there, its operators and metrics, is of it
+    lines = rows.group_by("line").agg(
+        pl.col("in_ns", "out_ns").sum(), *(pl.col(name).any() for name in ("evaluates", "quiet"))
+    )
+    mostly = pl.col("in_ns") >= MOSTLY * (pl.col("in_ns") + pl.col("out_ns"))
+    enough = pl.col("in_ns") >= MIN_SAMPLES * gap_ns
+    told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
+    lines = lines.filter((pl.col("line") >= 0) & pl.col("evaluates") & told & enough)
+    lines = lines.sort(["in_ns", "line"], descending=[True, False]).head(MAX_LINES)
+    found = ((users.place(line), ns) for line, ns in lines.select("line", "in_ns").rows())
+    return {place: ns / whole for place, ns in found if place is not None}, round(float(lines["in_ns"].sum()) / gap_ns)
+
+
+def _homes(context: Context, users: UserPaths, *, meant: bool) -> tuple[Int32, Bools, Bools]:
+    """By node: the user's outermost line that trains nothing, whether a model is called below it, and whether gradients
+    are switched off on the way there.
+    """
+    tree = users.tree
+    known = {file: _quiet_lines(context, file, meant=meant) for file in set(users.files) if file is not None}
+    updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
+    leads = users.user & (tree.totals(updates.astype(np.float64)) > 0)
+    home = tree.outermost(users.user & ~np.isin(users.line, users.line[leads]))
+    outside = tree.outermost(users.marked(lambda frame: phase_mark(frame) == FORWARD)) < 0
+    quiet = np.array(
+        [
+            known[file].get(frame.line or 0, 0) if file is not None else 0
+            for file, frame in zip(users.files, tree.frames, strict=True)
+        ],
+        np.int8,
+    )
+    # the function that calls for evaluation trains: of it only what stands in a `with`
+    blocks, anything = (tree.innermost(outside & (tree.by_node(quiet) >= least)) for least in (_BLOCK, _FUNCTION))
+    calls = ~outside & (home >= 0)
+    return home, calls, calls & ((blocks >= home) | (anything > home))
+
+
+def _quiet_lines(context: Context, file: str, *, meant: bool) -> dict[int, int]:
+    """The lines of functions, and of `with` blocks, that switch gradients or dropout off; `meant`: and speak of
+    evaluation.
+    """
+    tree, text = context.lines.tree(file), context.sources.get(file, "").splitlines()
+    found: dict[int, int] = {}
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.With | ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = range(node.lineno - len(getattr(node, "decorator_list", ())), (node.end_lineno or node.lineno) + 1)
+            kind = _BLOCK if isinstance(node, ast.With) else _FUNCTION
+            own = text[lines.start - 1 : lines.stop - 1]
+            head = own[: node.body[0].lineno - node.lineno] if kind == _BLOCK else own
+            if _QUIET.search("\n".join(head)) and not (meant and _MEANT.search("\n".join(own)) is None):
+                found |= {line: max(kind, found.get(line, 0)) for line in lines}
+    return found
