@@ -96,8 +96,9 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     lines = rows.group_by("line").agg(
         pl.col("in_ns", "out_ns").sum(), *(pl.col(name).any() for name in ("evaluates", "quiet"))
     )
-    mostly = pl.col("in_ns") >= MOSTLY * (pl.col("in_ns") + pl.col("out_ns"))
-    enough = pl.col("in_ns") >= MIN_SAMPLES * gap_ns
+    seen_ns = pl.col("in_ns") + pl.col("out_ns")
+    mostly = pl.col("in_ns") >= MOSTLY * seen_ns
+    enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
     told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter((pl.col("line") >= 0) & pl.col("evaluates") & told & enough)
     lines = lines.sort(["in_ns", "line"], descending=[True, False]).head(MAX_LINES)
