@@ -23,9 +23,10 @@ from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.model import Place
 from stepscope.model.machine import EvaluationFacts
-from stepscope.tables.arrays import Bools, Int32
+from stepscope.tables.arrays import NONE, Bools, Int32
 from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, phase_mark
 
+LEAST = 0.05  # of the loop: less is not worth a word
 FAR_LONGER = 2.0  # than the fastest quarter of the steps: evaluation that takes less than a step is no loss
 MOSTLY = 0.5  # of a line's time lies in steps with evaluation: less is the training's
 MIN_SAMPLES = 5  # of a line: fewer are chance
@@ -36,7 +37,7 @@ _FUNCTION, _BLOCK = 1, 2
 
 
 def evaluation(context: Context) -> EvaluationFacts | None:
-    """None without evaluation between training steps, as far as it can be told."""
+    """None without evaluation between training steps that takes a notable part, as far as it can be told."""
     known = pl.col("start_ns").is_not_null() & ~pl.col("in_window").fill_null(False)
     frame = context.labelled.frame.filter(known).sort("process", "start_ns")
     trains, wall = pl.col("kind") == "train", pl.col("wall_ns").cast(pl.Float64)
@@ -47,13 +48,15 @@ def evaluation(context: Context) -> EvaluationFacts | None:
     if not apart:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
         heavy = wall.filter("inside")
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
-    inside = frame.filter("inside")
-    steps = frame.filter(trains).height
-    lines, samples = _lines(context, frame, apart=apart) if inside.height else ({}, 0)
-    if not inside.height or not (apart or lines):
+    inside, steps = frame.filter("inside"), frame.filter(trains).height
+    taken_ns, whole_ns = (int(rows["wall_ns"].sum()) for rows in (inside, frame))
+    if not inside.height or taken_ns < LEAST * whole_ns:
+        return None
+    lines, samples = _lines(context, frame, apart=apart)
+    if not apart and not lines:
         return None
     # of a step that ends in evaluation only the part that its lines were seen for
-    lost_ns = int(inside["wall_ns"].sum()) * (1.0 if apart else sum(lines.values()))
+    lost_ns = taken_ns * (1.0 if apart else sum(lines.values()))
     begins = pl.col("inside") & ~pl.col("inside").shift(1, fill_value=False).over("process")
     times = int(frame.select(begins.sum()).item())
     return EvaluationFacts(
@@ -63,7 +66,7 @@ def evaluation(context: Context) -> EvaluationFacts | None:
         each_ms=lost_ns / times / 1e6,
         samples=samples,
         lost_ms_per_step=lost_ns / steps / 1e6,
-        total_ms_per_step=int(frame["wall_ns"].sum()) / steps / 1e6,
+        total_ms_per_step=whole_ns / steps / 1e6,
     )
 
 
@@ -77,28 +80,25 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     users = UserPaths(samples.calls, samples.code)
     home, evaluates, quiet = _homes(context, users, meant=not apart)
     nodes = rows_of(stretches["node"])
+    times = [overlaps_of(stretches, frame.filter(part)) for part in (pl.col("inside"), ~pl.col("inside"))]
+    in_ns, out_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
+    whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     rows = pl.DataFrame(
         {
-            "line": at(users.line, at(home, nodes, -1), -1),
+            "line": at(users.line, at(home, nodes, NONE), NONE),
             "evaluates": at(evaluates, nodes, False),
             "quiet": at(quiet, nodes, False),
+            "in_ns": in_ns,
+            "out_ns": out_ns,
         }
     )
-    parts = [
-        overlaps_of(stretches, steps).group_by("stretch").agg(pl.col("ns").sum())
-        for steps in (frame.filter("inside"), frame.filter(~pl.col("inside")))
-    ]
-    rows = rows.with_row_index("stretch").with_columns(pl.col("stretch").cast(pl.Int64))
-    for name, part in zip(("in_ns", "out_ns"), parts, strict=True):
-        rows = rows.join(part.rename({"ns": name}), on="stretch", how="left", maintain_order="left")
-    rows = rows.with_columns(pl.col("in_ns", "out_ns").fill_null(0))
-    whole, gap_ns = int(rows["in_ns"].sum()), sample_gap_ns(context.tables)
     # a line belongs to evaluation as a whole: what else is called there, its operators and metrics, is of it
     lines = rows.group_by("line").agg(
         pl.col("in_ns", "out_ns").sum(), *(pl.col(name).any() for name in ("evaluates", "quiet"))
     )
-    mostly = pl.col("in_ns") >= MOSTLY * (pl.col("in_ns") + pl.col("out_ns"))
-    enough = pl.col("in_ns") >= MIN_SAMPLES * gap_ns
+    seen_ns = pl.col("in_ns") + pl.col("out_ns")
+    mostly = pl.col("in_ns") >= MOSTLY * seen_ns
+    enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
     told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter((pl.col("line") >= 0) & pl.col("evaluates") & told & enough)
     lines = lines.sort(["in_ns", "line"], descending=[True, False]).head(MAX_LINES)
