@@ -92,9 +92,9 @@ def test_on_a_device_the_kernels_of_the_call_count_where_they_run_alone() -> Non
     assert call_of(alone).ms_per_step == pytest.approx(0.35)
 
 
-@pytest.mark.parametrize(("name", "calls"), [("aten::multinomial", 0), ("aten::bernoulli_", 1)])
-def test_a_call_whose_result_is_drawn_from_makes_what_is_trained_on(name: str, calls: int) -> None:
-    """As generated text is; dropout draws as well, and makes nothing."""
+@pytest.mark.parametrize(("name", "calls"), [("aten::multinomial", 0), ("aten::argmax", 0), ("aten::bernoulli_", 1)])
+def test_a_call_whose_result_is_chosen_from_makes_what_is_trained_on(name: str, calls: int) -> None:
+    """As generated text is, and an action; dropout draws as well, and makes nothing."""
     made = Steps(4)
     for step, (at, _) in enumerate(made.spans):
         made.extra(step, 300, 200)

@@ -41,10 +41,9 @@ MOST = 0.7  # of the recorded time of these calls: then the line with nearly all
 SOME = 0.05  # of the samples of a function that call a module: lines with fewer are torn samples
 ONE_LINE = 0.8  # of the samples of a function that call a module: the rest are torn
 MAX_LEVELS = 1_000  # functions around each other; a broken tree ends here
-_SCORES = re.compile(
-    r"^aten::(item|_local_scalar_dense|is_nonzero|eq|ne|argmax|argmin|topk|nonzero|bincount|histc|unique\w*)$"
-    r"|^aten::\w*(loss|cross_entropy)\w*$"
-)
+_SCORES = re.compile(r"^aten::(is_nonzero|eq|ne|nonzero|bincount|histc|unique\w*)$|^aten::\w*(loss|cross_entropy)\w*$")
+_READS = re.compile(r"^aten::(item|_local_scalar_dense)$")
+_PICKS = re.compile(r"^aten::(argmax|argmin|topk)$")  # what is read of it then is a choice, as an action, and no score
 _DRAWS = re.compile(r"^aten::(multinomial|bernoulli|normal|poisson|binomial)$")  # dropout draws by others
 _NOT_FORWARD = re.compile(
     r"(^|/)torch/utils/checkpoint\.py\(|(^|/)torch/autograd/__init__\.py\(\d+\): (backward|grad)$"
@@ -210,7 +209,8 @@ class _Calls:
 
         # whether the result of each call is scored, and nothing drawn around it
         over = self.span.ends(rows)
-        scored = happens(_SCORES, over) & ~happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], over))
+        scored = happens(_SCORES, over) | (happens(_READS, over) & ~happens(_PICKS, over))
+        scored &= ~happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], over))
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
