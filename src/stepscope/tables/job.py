@@ -35,7 +35,7 @@ def job_facts(raw: RawRun) -> JobFacts | None:
         return None
     first = told[0][1]
     number = string(first.get("job_id"))
-    nodes = max((_texts(found.get("nodes")) for _, found in told), key=len)
+    lists = [nodes for _, found in told if isinstance(nodes := found.get("nodes"), list)]
     topology = {host: place for host, found in told if (place := string(found.get("topology_addr")))}
     rows = raw.accounting
     absent = ""
@@ -47,6 +47,7 @@ def job_facts(raw: RawRun) -> JobFacts | None:
         rows, absent = None, reason
     own = [row for row in rows or () if _number(row["id"]) == number]
     attempts = [row for row in own if row["id"] == number]  # the job's own rows, not its steps
+    failed = [row for row in attempts if str(row["State"]).partition(" ")[0] == "NODE_FAIL"]
     return JobFacts(
         kind=string(first.get("kind")) or "",
         id=number,
@@ -55,11 +56,11 @@ def job_facts(raw: RawRun) -> JobFacts | None:
         members=integer(first.get("members")),
         cluster=string(first.get("cluster_name")) or "",
         partition=string(first.get("job_partition")) or "",
-        nodes=nodes,
+        nodes=tuple(map(str, max(lists, key=len, default=[])[:MOST_NODES])),
         topology=topology,
         topology_pattern=string(first.get("topology_addr_pattern")) or "",
         requeues=None if rows is None or not attempts else len(attempts) - 1,
-        node_failures=None if rows is None else sum(_state(row) == "NODE_FAIL" for row in attempts),
+        node_failures=None if rows is None else len(failed),
         steps=tuple(_step(row) for row in own[-MOST_STEPS:]),
         absent=absent,
     )
@@ -87,16 +88,8 @@ def _scheduler(manifest: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value[:MOST_NODES])) if isinstance(value, list) else ()
-
-
 def _number(id: str) -> str:
     return id.partition(".")[0]
-
-
-def _state(row: Row) -> str:
-    return str(row["State"]).partition(" ")[0]
 
 
 def _not_ours(rows: Sequence[Row], number: str, raw: RawRun) -> str:

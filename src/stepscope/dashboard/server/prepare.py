@@ -226,6 +226,8 @@ class PreparedRuns:
             ctypes.CDLL(None).malloc_trim(0)
 
     def _make(self, place: Place, steps: tuple[int, int] | None, job: Job) -> Prepared:
+        from stepscope.tables.schema import SCHEMAS
+
         begun = time.monotonic()
         job.tell("Reading the run" if steps is None else f"Reading steps {steps[0]} to {steps[1]}", None)
         run = opened(
@@ -244,7 +246,8 @@ class PreparedRuns:
         made = time.monotonic()
         # before the first step there is little to read: what it took is no measure of what it will take
         took_s = made - begun if head.get("steps") else 0.0
-        return Prepared(place, run, 0, head, job.signature, made, took_s, run.tables.size)
+        size = sum(int(getattr(run.tables, name).estimated_size()) for name in SCHEMAS)
+        return Prepared(place, run, 0, head, job.signature, made, took_s, size)
 
     def _make_pages(self, place: Place) -> None:
         """What will be asked for next. A reading goes first; of a run that goes on, pages are soon out of date."""
