@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import OrderedDict
@@ -65,6 +66,7 @@ class OpenRuns:
         self._open.move_to_end(place.key)
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
+            gc.collect()  # its tables lie in cycles
         return self._open[place.key][1]
 
     def _is_inside(self, place: Place) -> bool:

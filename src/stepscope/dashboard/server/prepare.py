@@ -221,7 +221,7 @@ class PreparedRuns:
             elif failed is not None:
                 self._failed[key] = _Failed(failed, job.signature, time.monotonic())
         del made
-        gc.collect()  # a run that was dropped is a cycle, and too few objects to make Python look soon
+        gc.collect()  # functions that call themselves hold tables in cycles, too few for Python to look soon
         with contextlib.suppress(OSError, AttributeError):  # glibc alone has it; it keeps a third of what is free
             ctypes.CDLL(None).malloc_trim(0)
 
