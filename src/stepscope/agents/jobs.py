@@ -5,6 +5,7 @@ The runs below one folder, opened when they are first asked about; nothing outsi
 
 from __future__ import annotations
 
+import gc
 import contextlib
 import os
 import signal
@@ -243,6 +244,7 @@ class OpenRuns:
         self._open.move_to_end(place.key)
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
+            gc.collect()  # its tables lie in cycles
         return self._open[place.key][1]
 
     def _is_inside(self, place: Place) -> bool:

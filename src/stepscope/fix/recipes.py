@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import libcst as cst
@@ -92,7 +93,7 @@ class Recipe(Struct):
         family = tuple(one for one in self.finding.try_ if one.knob.startswith(LOADER))
         if family:
             ways.append(lambda recipe: recipe._loader(family))
-        ways += [partial(_one_knob, one) for one in self.finding.try_ if one not in family]
+        ways += [partial(Recipe._knob, one=one) for one in self.finding.try_ if one not in family]
         reasons = []
         for way in ways:
             try:
@@ -392,11 +393,8 @@ class Recipe(Struct):
                 f"float64 is written at {len(found)} places of the files that are named; {self.decide()}"
             )
         for tree, node, new in named:
-            tree.change(node, partial(_renamed, new))
+            tree.change(node, methodcaller("with_changes", attr=cst.Name(new)))
         return True
-
-    def _shapes(self) -> bool:
-        return self._compile_argument("dynamic=True")
 
 
 _KNOBS: dict[str, Callable[[Recipe, str], bool]] = {
@@ -422,17 +420,9 @@ def _of_rule(finding: Finding) -> Iterator[Callable[[Recipe], bool]]:
     if rule == "compute.double_precision":
         yield Recipe._float32
     if rule.startswith("compile.") and "dynamic=True" in fix:
-        yield Recipe._shapes
+        yield lambda recipe: recipe._compile_argument("dynamic=True")
     if rule.startswith("transfer.") and not finding.try_ and "non_blocking=True" in fix:
         yield Recipe._non_blocking
-
-
-def _one_knob(one: Try, recipe: Recipe) -> bool:
-    return recipe._knob(one)
-
-
-def _renamed(name: str, attribute: Any) -> Any:
-    return attribute.with_changes(attr=cst.Name(name))
 
 
 def _decided_rarer(recipe: Recipe) -> bool:

@@ -74,11 +74,6 @@ class Tables(Struct, frozen=True):
     memory: pl.DataFrame
     metrics: pl.DataFrame
 
-    @property
-    def size(self) -> int:
-        """Bytes that they take, about."""
-        return sum(int(getattr(self, name).estimated_size()) for name in SCHEMAS)
-
 
 def empty(name: str) -> pl.DataFrame:
     """An empty frame with the columns of table `name`."""

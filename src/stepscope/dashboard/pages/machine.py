@@ -182,12 +182,9 @@ def environment(context: PageContext) -> list[Block]:
         ("environment/processes", report.views.get("processes")),
         ("sites", report.views.get("sites")),
     ):
-        made += blocks.rows_table(context, name, found, say={"arguments": _arguments})
+        say = {"arguments": lambda row: ", ".join(f"{key}={value}" for key, value in row["arguments"].items())}
+        made += blocks.rows_table(context, name, found, say=say)
     return made
-
-
-def _arguments(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in row["arguments"].items())
 
 
 def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:

@@ -221,11 +221,13 @@ class PreparedRuns:
             elif failed is not None:
                 self._failed[key] = _Failed(failed, job.signature, time.monotonic())
         del made
-        gc.collect()  # a run that was dropped is a cycle, and too few objects to make Python look soon
+        gc.collect()  # functions that call themselves hold tables in cycles, too few for Python to look soon
         with contextlib.suppress(OSError, AttributeError):  # glibc alone has it; it keeps a third of what is free
             ctypes.CDLL(None).malloc_trim(0)
 
     def _make(self, place: Place, steps: tuple[int, int] | None, job: Job) -> Prepared:
+        from stepscope.tables.schema import SCHEMAS
+
         begun = time.monotonic()
         job.tell("Reading the run" if steps is None else f"Reading steps {steps[0]} to {steps[1]}", None)
         run = opened(
@@ -244,7 +246,8 @@ class PreparedRuns:
         made = time.monotonic()
         # before the first step there is little to read: what it took is no measure of what it will take
         took_s = made - begun if head.get("steps") else 0.0
-        return Prepared(place, run, 0, head, job.signature, made, took_s, run.tables.size)
+        size = sum(int(getattr(run.tables, name).estimated_size()) for name in SCHEMAS)
+        return Prepared(place, run, 0, head, job.signature, made, took_s, size)
 
     def _make_pages(self, place: Place) -> None:
         """What will be asked for next. A reading goes first; of a run that goes on, pages are soon out of date."""

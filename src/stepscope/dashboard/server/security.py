@@ -108,7 +108,8 @@ class Policy(Struct, frozen=True):
             if name == b"authorization" and text[:7].lower() == "bearer ":
                 yield text[7:].strip()
             if name == b"cookie":
-                yield from _cookies(text, self.cookie)
+                pairs = (part.strip().partition("=") for part in text.split(";"))
+                yield from (value.strip('"') for key, _, value in pairs if key == self.cookie)
 
     def _is_token(self, value: str) -> bool:
         return secrets.compare_digest(value.encode("utf-8", "surrogateescape"), self.token.encode())
@@ -158,13 +159,6 @@ def _same_place(raw_path: bytes, fields: Sequence[tuple[str, str]], path: str) -
     last = unquote(raw_path.decode("latin-1")).rpartition("/")[2]
     name = quote(last, safe="") + ("" if path else "/")
     return f"./{name}" + (f"?{urlencode(fields)}" if fields else "")
-
-
-def _cookies(text: str, name: str) -> Iterable[str]:
-    for part in text.split(";"):
-        key, _, value = part.strip().partition("=")
-        if key == name:
-            yield value.strip('"')
 
 
 class Guard:

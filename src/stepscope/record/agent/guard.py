@@ -110,7 +110,7 @@ class Guard:
         """`before` and `after` for a wrapper that guards them (see `Pair`), on the switch of `probe`."""
         if self._is_faulty(probe):
             before = after = _raise_injected
-        return Pair(self._switch(probe), before, after or _nothing)
+        return Pair(self._switch(probe), before, after or (lambda _token, _result, _error: None))
 
     def is_off(self, probe: str) -> bool:
         """Whether `probe` has failed or the whole guard was stopped."""
@@ -145,10 +145,6 @@ def _is_of_a_signal(error: Exception) -> bool:
         if frame.f_back is not None and any(one is frame.f_back for one in given):
             return True
     return False
-
-
-def _nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    return
 
 
 def _raise_injected(*_args: Any, **_kwargs: Any) -> Any:
