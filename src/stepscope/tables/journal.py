@@ -143,7 +143,7 @@ def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
     N may repeat within a rank, as every cycle of a schedule begins anew. Nothing is known of their phases.
     """
     found = [
-        (start, start + duration, int(name[1]), track.partition("/")[0])
+        (start, start + duration, int(name[1]), (track or "").partition("/")[0])
         for category, text, track, start, duration in marks.select(MARK_COLUMNS).iter_rows()
         if category in _HOST and (name := _NAME.fullmatch(text))
     ]
