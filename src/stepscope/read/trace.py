@@ -346,6 +346,7 @@ MAX_NAME_CHARS = 4096
 MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
 MAX_ID_CHARS = 200
 CHUNK_ENTRIES = 65_536
+_NAMED_NEAR = 64  # open slices among which the one that an end names is looked for; overlaps are shallow
 
 
 def collective_text(raw: msgspec.Raw) -> str | None:
@@ -571,8 +572,8 @@ class ChunkBuilder:
         for event, time, usable in zip(halves, times.tolist(), ok.tolist(), strict=True):
             begun = self._begun[event.pid, event.tid]
             if usable and event.ph == "E" and begun:
-                same = (at for at in reversed(range(len(begun))) if begun[at][0].name == event.name)
-                first, start = begun.pop(next(same, -1))
+                near = range(-1, -1 - min(len(begun), _NAMED_NEAR), -1)
+                first, start = begun.pop(next((at for at in near if begun[at][0].name == event.name), -1))
                 whole.append((first, start, time - start))
                 self.lost -= 1
                 continue
