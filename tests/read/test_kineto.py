@@ -235,6 +235,16 @@ def test_names_of_threads_and_long_texts(tmp_path: Path):
         assert len(trace.slices["call_stack"][0]) < 100_000
 
 
+def test_slices_of_two_entries_are_slices(tmp_path: Path):
+    def half(kind: str, name: str | None, ts: float) -> dict[str, Any]:
+        return {**event(name, ts), "ph": kind}
+
+    entries = [half("B", "a", 1), half("B", "b", 2), half("E", None, 3.5), half("E", "a", 9), half("E", "c", 10)]
+    trace = read(tmp_path, [*entries, half("B", "open", 11)])
+    assert (trace.names, trace.slices["duration_ns"]) == (["b", "a"], [1500, 8000])
+    assert trace.quality == TraceQuality(events=6, lost=2)
+
+
 def test_odd_events_cost_only_themselves(tmp_path: Path):
     bad = [event(ts=value) for value in (None, "soon", 10**30, True, [], 1e300)]
     bad += [event(dur=-1), event(dur=1e300), event(name=7), event(name=None)]

@@ -45,6 +45,7 @@ class COLLECTIVES(Thresholds):
     sync_batch_norms: float = 20  # layers per step, from which Ascend's msprof-analyze advises to have fewer
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
     kinds_shown: int = 3
+    outside: float = 0.05  # of what nothing hides, by which all calls of a trace may exceed those in its steps
 
 
 CALLED = Need(
@@ -243,7 +244,8 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     for row in rows:
         times[row.name] += row.exposed_ns
     names = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
-    steps = max(1, sum(len(one.steps) for one in found))
+    steps, calls = max(1, sum(len(one.steps) for one in found)), sum(row.calls for row in rows)
+    inside = times.total() <= (1 + COLLECTIVES.outside) * exposed_ns * steps
     name, source = found[0].span.run, _spans_source(spans)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
     late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
@@ -264,8 +266,11 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
         evidence=(
             ms("communication that nothing hides, per step", exposed_ns / 1e6, source),
             ms("mean profiled step", step_ns / 1e6, source),
-            *figures(source, ("collectives per step", sum(row.calls for row in rows) / steps or None, "calls", 1)),
-            *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in names[: COLLECTIVES.kinds_shown]),
+            *figures(source, ("collectives per step", calls / steps if inside and calls else None, "calls", 1)),
+            *(
+                ms(f"of it in {one}", times[one] / steps / 1e6, source)
+                for one in names[: COLLECTIVES.kinds_shown * inside]
+            ),
             figure("waiting for other ranks, of all communication", waiting, "fraction", source, 4),
             figure("rank that came last where others waited longest", late, "rank", source, 0),
             figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),

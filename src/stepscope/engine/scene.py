@@ -195,7 +195,7 @@ def _main_track(span: Span, operators: Bools) -> int:
 
 
 MIN_SHARE_OF_LAUNCHED = 0.9  # of launched kernels; with fewer in the trace the device seems idle where it was not
-_KERNEL_LAUNCH = r"LaunchKernel|LaunchCooperativeKernel|KernelLaunch"
+_KERNEL_LAUNCH = ("LaunchKernel", "LaunchCooperativeKernel", "KernelLaunch")
 MIN_SHARE_OF_LAST = 0.8  # a last step with fewer device slices than this share of the one before is incomplete
 
 
@@ -349,7 +349,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     def whole(self) -> bool:
         """Whether the kernels that were launched in the steps are in the trace, as far as it tells launches."""
         launched = self.found.launch[self.found.launch >= 0]
-        calls = np.flatnonzero(self.span.is_runtime & self.span.names.like(_KERNEL_LAUNCH))
+        calls = np.flatnonzero(self.span.is_runtime & self.span.names.containing(*_KERNEL_LAUNCH))
         calls = calls[self.step_of(self.span.start_ns[calls]) >= 0]
         return not len(calls) or not len(launched) or np.isin(calls, launched).mean() >= MIN_SHARE_OF_LAUNCHED
 

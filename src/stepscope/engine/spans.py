@@ -216,12 +216,10 @@ class Span:
             return pl.DataFrame(schema={**_STEPS, "begin": pl.Int64})
         of_steps = pl.col("name").str.starts_with(MARK) & (pl.col("duration_ns") > 0)
         rows = trace_steps(self.events.lazy().filter(of_steps).select(MARK_COLUMNS).collect())
-        marks = pl.LazyFrame(rows, {"step": pl.Int64, "start_ns": pl.Int64, "wall_ns": pl.Int64}).select(
-            "start_ns",
-            (pl.col("start_ns") + pl.col("wall_ns")).alias("end_ns"),
-            (pl.col("start_ns") + pl.col("wall_ns") // 2).alias("middle"),
-            pl.col("step").alias("mark"),
+        start, wall, mark = (
+            pl.Series([row[name] for row in rows], dtype=pl.Int64) for name in ("start_ns", "wall_ns", "step")
         )
+        marks = pl.LazyFrame({"start_ns": start, "end_ns": start + wall, "middle": start + wall // 2, "mark": mark})
         journal = known.lazy().select("step", "wall_ns", begin="start_ns").sort("begin")
         inside = pl.col("middle") < pl.col("begin") + pl.col("wall_ns")
         found = (

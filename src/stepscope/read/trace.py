@@ -346,6 +346,7 @@ MAX_NAME_CHARS = 4096
 MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
 MAX_ID_CHARS = 200
 CHUNK_ENTRIES = 65_536
+_NAMED_NEAR = 64  # open slices among which the one that an end names is looked for; overlaps are shallow
 
 
 def collective_text(raw: msgspec.Raw) -> str | None:
@@ -486,6 +487,7 @@ class ChunkBuilder:
         self.events = 0
         self.lost = 0
         self.unsupported = 0
+        self._begun: defaultdict[Any, list[tuple[Any, int]]] = defaultdict(list)  # by track, innermost last
         self._reset()
 
     def _reset(self) -> None:
@@ -497,14 +499,19 @@ class ChunkBuilder:
         self._pending += len(events)
         slices = [event for event in events if event.ph == "X"]
         if slices:
-            self._add_slices(slices)
+            lengths, ok = nanoseconds([event.dur for event in slices])
+            start, start_ok = nanoseconds([event.ts for event in slices])
+            self._add_slices(slices, start, lengths, ok & start_ok)
         if len(slices) == len(events):
             return
         others = [event for event in events if event.ph != "X"]
         flows = [event for event in others if event.ph in ("s", "t", "f")]
         memory = [event for event in others if event.name == "[memory]" and event.ph in ("i", "I")]
         named = [event for event in others if event.ph == "M"]
-        self.unsupported += len(others) - len(flows) - len(memory) - len(named)
+        halves = [event for event in others if event.ph in ("B", "E")]
+        self.unsupported += len(others) - len(flows) - len(memory) - len(named) - len(halves)
+        if halves:
+            self._add_halves(halves)
         if flows:
             self._add_flows(flows)
         if memory:
@@ -556,10 +563,29 @@ class ChunkBuilder:
         args = decode_args(MEMORY_ARGS, [event.args for event in events])
         self._add(self._memory, events, time_ns=times, **{name: _attribute(name, args) for name in _MEMORY})
 
-    def _add_slices(self, events: list[Any]) -> None:
-        start, ok = nanoseconds([event.ts for event in events])
-        duration, duration_ok = nanoseconds([event.dur for event in events])
-        ok &= duration_ok & (duration >= 0) & (duration <= LONGEST_NS)
+    def _add_halves(self, halves: list[Any]) -> None:
+        """Slices told by two entries: an end is of what began last on its track, under its name where it has one. One
+        without the other is lost.
+        """
+        whole: list[tuple[Any, int, int]] = []
+        times, ok = nanoseconds([event.ts for event in halves])
+        for event, time, usable in zip(halves, times.tolist(), ok.tolist(), strict=True):
+            begun = self._begun[event.pid, event.tid]
+            if usable and event.ph == "E" and begun:
+                near = range(-1, -1 - min(len(begun), _NAMED_NEAR), -1)
+                first, start = begun.pop(next((at for at in near if begun[at][0].name == event.name), -1))
+                whole.append((first, start, time - start))
+                self.lost -= 1
+                continue
+            self.lost += 1
+            if usable and event.ph == "B":
+                begun.append((event, time))
+        if whole:
+            events, starts, lengths = zip(*whole, strict=True)
+            self._add_slices(list(events), np.array(starts), np.array(lengths), np.ones(len(whole), bool))
+
+    def _add_slices(self, events: list[Any], start: Int64, duration: Int64, ok: npt.NDArray[np.bool_]) -> None:
+        ok = ok & (duration >= 0) & (duration <= LONGEST_NS)
         ok &= np.fromiter([event.name is not None for event in events], np.bool_, len(events))
         events, start, duration = self._usable(events, ok, start, duration)
         names, categories = [event.name for event in events], [event.cat for event in events]

@@ -118,14 +118,8 @@ def step_range(path: Path, wanted: Steps, progress: Callable[[int, int], None] |
     frames = []
     for chunk in source.chunks():
         slices = chunk.slices
-        columns = {
-            "category": decode(slices.category.values, slices.category.codes),
-            "name": decode(slices.name.values, slices.name.codes),
-            "track": decode(slices.track.values, slices.track.codes),
-            "start_ns": slices.start_ns,
-            "duration_ns": slices.duration_ns,
-        }
-        frames.append(pl.DataFrame(columns))
+        columns = {what: decode((text := getattr(slices, what)).values, text.codes) for what in _TEXTS}
+        frames.append(pl.DataFrame({**columns, "start_ns": slices.start_ns, "duration_ns": slices.duration_ns}))
     steps = trace_steps(pl.concat(frames)) if frames else []
     rows = chosen(steps, wanted)
     if not rows:

@@ -143,8 +143,10 @@ def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
     N may repeat within a rank, as every cycle of a schedule begins anew. Nothing is known of their phases.
     """
     found = [
-        (start, start + duration, int(name[1]), track.partition("/")[0])
-        for category, text, track, start, duration in marks.select(MARK_COLUMNS).iter_rows()
+        (start, start + duration, int(name[1]), (track or "").partition("/")[0])
+        for category, text, track, start, duration in zip(
+            *(marks[what].to_list() for what in MARK_COLUMNS), strict=True
+        )
         if category in _HOST and (name := _NAME.fullmatch(text))
     ]
     processes = Counter(process for *_, process in found).most_common(1)

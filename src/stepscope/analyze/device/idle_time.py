@@ -34,10 +34,10 @@ PENDING_NS = 100_000
 LAUNCH_NS = 1_000_000
 # Nor does an operator that launches nothing take so long, unless it computes on the host.
 OPERATOR_NS = 250_000
-# Of the work since the first known launch, as much as may lack one before it: with more the trace holds not all of
-# them, or the clocks of host and device disagree.
-UNTOLD = 0.1
-_NEVER_NS = 2**63 - 1
+# Of idle time, as much as may end with work that has no launch before it, and of launches, as many as may come after
+# their work: with more the trace holds not all launches, or the clocks of host and device disagree, and nothing tells
+# what the device waited for.
+UNTOLD = 0.2
 COVERING = 0.5  # of a long gap: what must cover it to be named as what ran in it
 IN, OUT = ("HtoD", "HostToDevice"), ("DtoH", "DeviceToHost")
 _PIN = r"^aten::_?pin_memory$"
@@ -86,7 +86,7 @@ class Made(Struct, frozen=True):
 class Idle:
     """The idle time of one trace, taken apart; `gaps` is when no device works.
 
-    Where launches are not known, or seem to come after what they launched, nothing tells a cause: there is no gap.
+    There are none where too much of their time is `UNTOLD`.
     For each gap `ended_by` is the slice of work that ends it and `launch` the row of the call that launched that, -1
     for none. Of gaps `in_graph`, between slices of one launch, nothing of the host's ends any. `starved` are those that
     ended because the host launched something: the call was not over when the queue ran empty.
@@ -97,16 +97,17 @@ class Idle:
     """
 
     def __init__(self, scene: Scene) -> None:
-        found, span, host = scene.found, scene.span, scene.host
-        known = found.launch >= 0
-        late = span.start_ns[np.maximum(found.launch, 0)] > found.start_ns + RETURN_NS
-        untold = (~known | late)[found.start_ns >= found.start_ns[known].min(initial=_NEVER_NS)]
-        gaps = scene.idle if len(untold) and untold.mean() <= UNTOLD else EMPTY
-        self.scene, self.gaps = scene, gaps
+        found, span, host, gaps = scene.found, scene.span, scene.host, scene.idle
         order = np.argsort(found.start_ns, kind="stable")
         at = np.searchsorted(found.start_ns[order], gaps.ends)
         slices = order[np.minimum(at, len(order) - 1)]
         hit = (at < len(order)) & (found.start_ns[slices] == gaps.ends)
+        known, lengths = found.launch >= 0, gaps.ends - gaps.starts
+        late = known & (span.start_ns[np.maximum(found.launch, 0)] > found.start_ns + RETURN_NS)
+        untold = hit & (late | ~known)[slices]
+        if late.sum() > UNTOLD * known.sum() or lengths[untold].sum() > UNTOLD * lengths.sum():
+            gaps, slices, hit = EMPTY, slices[:0], hit[:0]
+        self.scene, self.gaps = scene, gaps
         self.ended_by = np.where(hit, slices, NONE)
         # slices that are the first of their launch: a CUDA graph is launched once for all its kernels
         order = np.lexsort((found.start_ns, found.launch))

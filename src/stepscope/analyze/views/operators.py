@@ -340,7 +340,7 @@ class Calls:
             ids = span.column("external_id")
             operators = np.flatnonzero(span.is_operator & (ids > 0))[::-1]  # of one id the first counts
             of_id = dict(zip(ids[operators].tolist(), self.of(operators).tolist(), strict=True))
-            calls[old] = [of_id.get(number, NONE) for number in ids[rows[old]].tolist()]
+            calls[old] = [of_id.get(*told) for told in zip(ids[rows[old]].tolist(), calls[old].tolist(), strict=True)]
         return self.summed(calls, span.duration_ns[rows])
 
     @cached_property
