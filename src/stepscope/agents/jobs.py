@@ -5,8 +5,8 @@ The runs below one folder, opened when they are first asked about; nothing outsi
 
 from __future__ import annotations
 
-import gc
 import contextlib
+import gc
 import os
 import signal
 import subprocess
