@@ -579,6 +579,7 @@ class ChunkBuilder:
                 continue
             self.lost += 1
             if usable and event.ph == "B":
+                event.args, event.ts, event.dur = event.args.copy(), None, None  # which would hold all of the stretch
                 begun.append((event, time))
         if whole:
             events, starts, lengths = zip(*whole, strict=True)
