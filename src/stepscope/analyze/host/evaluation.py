@@ -26,7 +26,7 @@ from stepscope.model.machine import EvaluationFacts
 from stepscope.tables.arrays import NONE, Bools, Int32
 from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, phase_mark
 
-LEAST = 0.05  # of the loop: less is not worth a word
+LEAST = 0.1  # of the loop: less is not worth a word
 FAR_LONGER = 2.0  # than the fastest quarter of the steps: evaluation that takes less than a step is no loss
 MOSTLY = 0.5  # of a line's time lies in steps with evaluation: less is the training's
 MIN_SAMPLES = 5  # of a line: fewer are chance
