@@ -18,6 +18,7 @@ COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compil
 STEADY = "steady"  # the value of `reason` for a step that counts
 EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in the step
 INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
+FIRST_BATCH = "first_batch"  # of an epoch
 MONITOR = "monitor"  # it carried a monitor of ours (--watch); also the kind of the event that says so
 REASONS = {  # by the column that marks a step, the first that does
     "incomplete": INCOMPLETE,
@@ -26,7 +27,7 @@ REASONS = {  # by the column that marks a step, the first that does
     "monitored": MONITOR,
     "compiling": "compile",
     "warmup": "warmup",
-    "first_batch": "first_batch",
+    "first_batch": FIRST_BATCH,
 }
 
 

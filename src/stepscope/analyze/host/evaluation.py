@@ -21,6 +21,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_stacks import overlaps_of
 from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.engine.call_tree import UserPaths, at, rows_of
+from stepscope.engine.step_labels import FIRST_BATCH, STEADY
 from stepscope.model import Place
 from stepscope.model.machine import EvaluationFacts
 from stepscope.tables.arrays import NONE, Bools, Int32
@@ -30,6 +31,7 @@ LEAST = 0.1  # of the loop: less is not worth a word
 FAR_LONGER = 2.0  # than the fastest quarter of the steps: evaluation that takes less than a step is no loss
 MOSTLY = 0.5  # of a line's time lies in steps with evaluation: less is the training's
 MIN_SAMPLES = 5  # of a line: fewer are chance
+MIN_UPDATES = 2  # samples of backward passes and optimizers: from there on lines above both are known to train
 MAX_LINES = 3
 _QUIET = re.compile(r"\b(no_grad|inference_mode)\b|\bset_grad_enabled\(False\)|\.eval\(\)")
 _MEANT = re.compile(r"(?i)eval|valid|\bval_|_val\b|accura")  # a rollout or a target has no gradients either
@@ -38,7 +40,7 @@ _FUNCTION, _BLOCK = 1, 2
 
 def evaluation(context: Context) -> EvaluationFacts | None:
     """None without evaluation between training steps that takes a notable part, as far as it can be told."""
-    known = pl.col("start_ns").is_not_null() & ~pl.col("in_window").fill_null(False)
+    known = pl.col("start_ns").is_not_null() & pl.col("reason").is_in([STEADY, FIRST_BATCH])  # none that compiles
     frame = context.labelled.frame.filter(known).sort("process", "start_ns")
     trains, wall = pl.col("kind") == "train", pl.col("wall_ns").cast(pl.Float64)
     starts, walls = (column.filter(trains) for column in (pl.col("start_ns"), wall))
@@ -78,11 +80,14 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     if samples is None or stretches.is_empty():
         return {}, 0
     users = UserPaths(samples.calls, samples.code)
-    home, evaluates, quiet = _homes(context, users, meant=not apart)
+    updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
+    home, evaluates, quiet = _homes(context, users, updates, meant=not apart)
     nodes = rows_of(stretches["node"])
     times = [overlaps_of(stretches, frame.filter(part)) for part in (pl.col("inside"), ~pl.col("inside"))]
     in_ns, out_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
+    if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
+        return {}, 0  # nobody can tell the lines that train
     rows = pl.DataFrame(
         {
             "line": at(users.line, at(home, nodes, NONE), NONE),
@@ -106,13 +111,12 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
     return {place: ns / whole for place, ns in found if place is not None}, round(float(lines["in_ns"].sum()) / gap_ns)
 
 
-def _homes(context: Context, users: UserPaths, *, meant: bool) -> tuple[Int32, Bools, Bools]:
+def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -> tuple[Int32, Bools, Bools]:
     """By node: the user's outermost line that trains nothing, whether a model is called below it, and whether gradients
     are switched off on the way there.
     """
     tree = users.tree
     known = {file: _quiet_lines(context, file, meant=meant) for file in set(users.files) if file is not None}
-    updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     leads = users.user & (tree.totals(updates.astype(np.float64)) > 0)
     home = tree.outermost(users.user & ~np.isin(users.line, users.line[leads]))
     outside = tree.outermost(users.marked(lambda frame: phase_mark(frame) == FORWARD)) < 0
