@@ -18,7 +18,7 @@ from tests.read.stack_text import read_all
 from tests.run_folders import make_run_folder
 
 TRACE = json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}).encode()
-RAW = 'process 100:"python train.py --token abc";thread (100): MainThread;<module> (train.py:3) 7\n'
+RAW = 'process 100:"python train.py --token secret";thread (100): MainThread;<module> (train.py:3) 7\n'
 
 
 def test_whole_run(tmp_path: Path):
@@ -37,7 +37,7 @@ def test_whole_run(tmp_path: Path):
     assert run.hosts[0].segments[1].start_ns == T0 + 5000 * MS
     assert [trace.name for trace in run.ranks[0].traces] == ["trace-0.pt.trace.json"]
     assert not run.losses.counts
-    assert "abc" not in repr(run)
+    assert "secret" not in repr(run)
 
 
 def test_restarted_ranks_are_told_apart_and_sorted(tmp_path: Path):

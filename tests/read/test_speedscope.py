@@ -107,8 +107,8 @@ def test_threads_by_the_names_of_profiles(tmp_path: Path):
 
 
 def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
-    names = ['process 7:"torchrun --token abc;x"', 'process 8:"python t.py"', "thread (9): odd; name", "thread (9)"]
-    names += ["f", 'process 7:"torchrun --token abc', 'abc"']
+    names = ['process 7:"torchrun --token secret;x"', 'process 8:"python t.py"', "thread (9): odd; name", "thread (9)"]
+    names += ["f", 'process 7:"torchrun --token secret', 'secret"']
     frames = [{"name": name, "file": "", "line": 0} for name in names]
     samples = [[0, 1, 2, 4], [0, 1, 3, 4], [5, 4, 6, 3, 4], [4, 0], [4]]
     source = write(tmp_path / "x", sampled(samples, [0.01] * 5, name='Process 8 Thread 9 "late"'), frames=frames)
@@ -123,7 +123,7 @@ def test_processes_and_threads_that_stand_as_frames(tmp_path: Path):
     functions = [[frame.function for frame in stack.frames] for stack in parsed.stacks]
     assert functions == [["f"], ["f"], ["f"], ["f", "(process)"], ["f"]]
     assert source.hints == {7: "launcher"}
-    assert "abc" not in repr(parsed)
+    assert "secret" not in repr(parsed)
 
 
 def test_profiles_of_another_unit_are_left_out_and_counted(tmp_path: Path):

@@ -283,7 +283,7 @@ def test_names_prefixes_and_equal_lines(tmp_path: Path):
     assert {(stack.pids, stack.thread) for stack in parsed.stacks} == {((), None)}
     assert all(frame.file == "" and frame.line is None for stack in parsed.stacks for frame in stack.frames)
     assert read_all(Collapsed(tmp_path / "none")).stacks == []
-    (tmp_path / "x").write_text('process 5:"python -c a;b --token abc";thread (6): M;main (a.py:3);f 12.6\n')
+    (tmp_path / "x").write_text('process 5:"python -c a;b --token secret";thread (6): M;main (a.py:3);f 12.6\n')
     (stack,) = read_all(Collapsed(tmp_path / "x")).stacks
     assert stack[:3] == ((5,), "6", "M")
     assert (stack.frames, stack.samples) == ((Frame("main", "a.py", 3), Frame("f", "", None)), 13)
@@ -451,7 +451,7 @@ def test_absent_files_and_folders(tmp_path: Path):
 
 # ---- files of stacks and folders of them as a run, and how paths are told apart
 
-RAW = 'process 5:"python train.py --token abc";thread (5): MainThread;f (x.py:1) 3\n'
+RAW = 'process 5:"python train.py --token secret";thread (5): MainThread;f (x.py:1) 3\n'
 TRACE_TEXT = json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]})
 
 
@@ -466,7 +466,7 @@ def test_a_file(tmp_path: Path):
     assert (segment.pid, segment.start_ns, segment.end_ns, segment.rate_hz, segment.idle) == (None,) * 5
     assert [stack.samples for stack in read_all(segment.stacks).stacks] == [3]
     assert not segment.stretches.record
-    assert "abc" not in repr(run)
+    assert "secret" not in repr(run)
 
 
 def test_a_folder_in_the_order_of_names(tmp_path: Path):
