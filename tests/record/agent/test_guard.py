@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_what_belongs_to_the_user_passes(interruption: type[BaseException], repo
         guard.wrap("loader", interrupted)()
     assert not guard.is_off("loader")
     assert reports == []
+
+
+def test_a_hook_that_fails_with_its_callers_frame_at_hand_is_switched_off(reports: list[tuple[str, str]]) -> None:
+    def looks() -> None:
+        frame = sys._getframe(1)
+        raise ValueError(frame.f_lineno)
+
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+    guard.wrap("loader", lambda: looks())()
+    assert guard.is_off("loader")
 
 
 @pytest.mark.parametrize("form", ["function", "any arguments", "bound method"])

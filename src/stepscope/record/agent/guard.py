@@ -8,6 +8,7 @@ injection lives here too, so that tests exercise exactly the path a real defect 
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypeVar
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def _is_of_a_signal(error: Exception) -> bool:
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
         code = frame.f_code
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]  # one more: `*args`
+        count = code.co_argcount + code.co_kwonlyargcount
+        names = code.co_varnames[: count + bool(code.co_flags & inspect.CO_VARARGS)]  # behind them: own variables
         given = [frame.f_locals.get(name) for name in names]
         given += [part for parts in given if parts.__class__ is tuple for part in parts]
         if frame.f_back is not None and any(one is frame.f_back for one in given):
