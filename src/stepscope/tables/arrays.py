@@ -153,15 +153,22 @@ def with_ids(columns: dict[str, Any], *ids: str) -> pl.DataFrame:
 def return_freed_memory(slices: int) -> None:
     """Give what one stage freed back to the system, of a large trace a quarter, and from then on large blocks at once.
 
-    glibc keeps freed blocks for later. Other C libraries have no such calls; then, and for few slices, nothing is done.
+    For few slices nothing is done.
     """
-    if slices <= _MANY_SLICES or sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    trim, option = getattr(library, "malloc_trim", None), getattr(library, "mallopt", None)
-    if trim is not None and option is not None:
+    if slices > _MANY_SLICES:
+        trim_memory()
+        option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if option is not None:
+            option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def trim_memory() -> None:
+    """Give all freed memory back to the system: glibc keeps freed blocks for later, other C libraries have no such
+    call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
         trim(0)
-        option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 DOUBLINGS = 20  # a million slices around each other; a broken (cyclic) tree ends there too

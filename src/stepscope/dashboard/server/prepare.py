@@ -7,8 +7,6 @@ time to time, as a new revision, while the old one is shown.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import threading
 import time
@@ -203,6 +201,8 @@ class PreparedRuns:
                 del self._ready[key]
 
     def _work(self, place: Place, steps: tuple[int, int] | None, job: Job) -> None:
+        from stepscope.tables.arrays import trim_memory
+
         key = (place.key, steps)
         made, failed = None, None
         try:
@@ -222,8 +222,7 @@ class PreparedRuns:
                 self._failed[key] = _Failed(failed, job.signature, time.monotonic())
         del made
         gc.collect()  # functions that call themselves hold tables in cycles, too few for Python to look soon
-        with contextlib.suppress(OSError, AttributeError):  # glibc alone has it; it keeps a third of what is free
-            ctypes.CDLL(None).malloc_trim(0)
+        trim_memory()
 
     def _make(self, place: Place, steps: tuple[int, int] | None, job: Job) -> Prepared:
         from stepscope.tables.schema import SCHEMAS
