@@ -346,6 +346,7 @@ MAX_NAME_CHARS = 4096
 MAX_ARGUMENT_CHARS = 65_536  # shapes, types, call stacks
 MAX_ID_CHARS = 200
 CHUNK_ENTRIES = 65_536
+_MOST_BEGUN = 100_000  # open slices that wait for their ends, each some 300 bytes; real tracks are tens deep
 _NAMED_NEAR = 64  # open slices among which the one that an end names is looked for; overlaps are shallow
 
 
@@ -488,6 +489,7 @@ class ChunkBuilder:
         self.lost = 0
         self.unsupported = 0
         self._begun: defaultdict[Any, list[tuple[Any, int]]] = defaultdict(list)  # by track, innermost last
+        self._waiting = 0  # how many all of these are
         self._reset()
 
     def _reset(self) -> None:
@@ -576,9 +578,11 @@ class ChunkBuilder:
                 first, start = begun.pop(next((at for at in near if begun[at][0].name == event.name), -1))
                 whole.append((first, start, time - start))
                 self.lost -= 1
+                self._waiting -= 1
                 continue
             self.lost += 1
-            if usable and event.ph == "B":
+            if usable and event.ph == "B" and self._waiting < _MOST_BEGUN:
+                self._waiting += 1
                 event.args, event.ts, event.dur = event.args.copy(), None, None  # which would hold all of the stretch
                 begun.append((event, time))
         if whole:
