@@ -246,6 +246,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     names = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
     steps, calls = max(1, sum(len(one.steps) for one in found)), sum(row.calls for row in rows)
     inside = times.total() <= (1 + COLLECTIVES.outside) * exposed_ns * steps
+    listed = names[: COLLECTIVES.kinds_shown] if inside else ()
     name, source = found[0].span.run, _spans_source(spans)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
     late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
@@ -267,10 +268,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             ms("communication that nothing hides, per step", exposed_ns / 1e6, source),
             ms("mean profiled step", step_ns / 1e6, source),
             *figures(source, ("collectives per step", calls / steps if inside and calls else None, "calls", 1)),
-            *(
-                ms(f"of it in {one}", times[one] / steps / 1e6, source)
-                for one in names[: COLLECTIVES.kinds_shown * inside]
-            ),
+            *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in listed),
             figure("waiting for other ranks, of all communication", waiting, "fraction", source, 4),
             figure("rank that came last where others waited longest", late, "rank", source, 0),
             figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),

@@ -401,14 +401,14 @@ class EpochFacts(Struct, frozen=True):
 
 
 class EvaluationFacts(Struct, frozen=True):
-    """Evaluation between the training steps of a run, outside profiler windows.
+    """Evaluation between the training steps of a run, of steps that are steady or begin an epoch.
 
     times: How often it was done between training steps.
     steps: Batches of it that a loader brought; missing where it lies in the training steps that it follows.
     each_ms: Mean time of one.
     samples: Sampled stacks of its lines.
-    lost_ms_per_step: Its time by all training steps.
-    total_ms_per_step: Mean wall time of all training steps, with the evaluation between them.
+    lost_ms_per_step: Its time by these training steps.
+    total_ms_per_step: Mean wall time of these training steps, with the evaluation between them.
     """
 
     places: tuple[Place, ...]  # the user's lines that call it, with their share of its sampled time

@@ -413,12 +413,12 @@ def _tree(
 
 def _parts(trace: StoredTrace, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
     first = 0
-    kinds = devices(trace.index.metadata)
+    devices = occupancy_devices(trace.index.metadata)
     for there in trace.parts if kept is not None else _whole(trace.parts):
         part = pl.read_parquet(there) if isinstance(there, Path) else there
         chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
         first += part.height
-        yield _full(PART_SCHEMA, completed(chosen, kinds), whose)
+        yield _full(PART_SCHEMA, with_occupancy(chosen, devices), whose)
 
 
 def _whole(parts: list[pl.DataFrame] | list[Path]) -> list[pl.DataFrame] | list[Path]:
@@ -623,7 +623,7 @@ def _up(value: Floats, unit: int) -> Floats:
     return np.ceil(value / unit) * unit
 
 
-def devices(metadata: dict[str, Any]) -> dict[int, _Device]:
+def occupancy_devices(metadata: dict[str, Any]) -> dict[int, _Device]:
     """By number those of a trace that the rules are known for."""
     listed = metadata.get("deviceProperties")
     found = {}
@@ -637,7 +637,7 @@ def devices(metadata: dict[str, Any]) -> dict[int, _Device]:
     return found
 
 
-def completed(events: pl.DataFrame, known: dict[int, _Device]) -> pl.DataFrame:
+def with_occupancy(events: pl.DataFrame, known: dict[int, _Device]) -> pl.DataFrame:
     """Rows of `events`, with an estimate where the writer gave none or a 0 that is not its rounding.
 
     Where what is needed is missing, so is the occupancy: a kernel that ran held some warp.
