@@ -320,6 +320,9 @@ def test_a_fork_and_a_shell_that_is_gone_are_known_by_their_time() -> None:
     (child,) = children(tables(gone, 1.0, [started(99, 12, command="burn &")])).groups
     assert child.place is not None
     assert child.place.line == 12
+    seen = [process(52, ppid=1, end_ns=T0 + 40 * SECOND), process(99, end_ns=T0)]  # and was there when we looked
+    (child,) = children(tables(seen, 1.0, [started(99, 12, command="burn &")])).groups
+    assert (child.processes, child.place and child.place.line) == (2, 12)
     (late,) = children(tables(gone, 1.0, [started(99, 12, time_ns=T0 - 20 * SECOND)])).groups
     assert (late.how, late.place) == (None, None)
 

@@ -8,6 +8,7 @@ agent never reported.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
 from stepscope.model.machine import Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
+from stepscope.read.text import integer
 from stepscope.tables.arrays import Floats
 from stepscope.tables.processes import OTHER
 from stepscope.tables.schema import Tables
@@ -288,9 +290,10 @@ def _lost(cpu: CpuFacts, children: float, others_cores: float) -> tuple[float, f
 def _starts(tables: Tables) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Processes of no role of ours, each with the event of its start, or of that of its nearest ancestor with one."""
     parents = {row["pid"]: row for row in tables.processes.iter_rows(named=True)}
-    told = [(data.get("pid"), row["time_ns"], data) for row, data in event_data(tables, "child")]
-    by_pid = {pid: data for pid, _, data in told if isinstance(pid, int) and pid in parents}
-    loose = [(time_ns, data) for pid, time_ns, data in told if not (isinstance(pid, int) and pid in parents)]
+    told = [(integer(data.get("pid")), row["time_ns"], data) for row, data in event_data(tables, "child")]
+    by_pid = {pid: data for pid, _, data in told if pid in parents}
+    # with the end of the process: what outlived it, or a process never seen, may have lost its parent
+    ends = [(parents[pid]["end_ns"] if pid in parents else 0, at, data) for pid, at, data in told]
     for row in tables.processes.filter(pl.col("role") == OTHER).iter_rows(named=True):
         ancestry = [row]
         while len(ancestry) < _MOST_GENERATIONS and ancestry[-1]["ppid"] in parents:
@@ -298,7 +301,8 @@ def _starts(tables: Tables) -> Iterator[tuple[dict[str, Any], dict[str, Any] | N
         found = next((by_pid[each["pid"]] for each in ancestry if each["pid"] in by_pid), None)
         for each in ancestry:
             if found is None and each["role"] == OTHER and each["start_ns"] is not None:
-                since = [(each["start_ns"] - time_ns, data) for time_ns, data in loose]
+                last = each["end_ns"] or math.inf
+                since = [(each["start_ns"] - at, data) for end, at, data in ends if end is not None and end < last]
                 near = [(abs(ns), data) for ns, data in since if -_BEFORE_NS <= ns <= _AFTER_NS]
                 found = min(near, key=lambda pair: pair[0], default=(0, None))[1]
         yield row, found
