@@ -1,8 +1,8 @@
 """Whether this process may start others like it, how many are worth it, and work side by side in threads or a fork.
 
-A command forks before it has imported NumPy or Polars: one thread, little memory, nothing that minds. The child does
-work while the command still imports what will use it: it hands over pickled values through a pipe; it has no terminal
-and no output of its own, and ends with its reader.
+A command forks before it has imported anything: one thread, little memory, nothing that minds. The child imports what
+its work takes while the command imports its own, is told the work once the command knows it (`begin`, `start`), and
+hands over pickled values through a pipe; it has no terminal and no output of its own, and ends with its reader.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ _WAITING = 8  # values that were made and not taken: what bounds the child's mem
 _PIPE_BYTES = 1 << 20
 _LENGTH_BYTES = 8
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
-_THREADED = ("numpy", "polars")  # with these a process has threads, and may hold locks that a child would wait for
+_begun: list[tuple[Beside, int]] = []  # with the pipe through which its work is told
 _started: dict[Path, Beside] = {}
 
 
@@ -89,32 +90,59 @@ class Beside:
             os.waitpid(self._child, 0)
 
 
-def start(path: Path, make: Callable[[Send], None]) -> None:
-    """Let a child `make` what will be asked for by `path`, where a process may fork and there is a core for both."""
+def begin(module: str, work: str) -> None:
+    """Start a child that imports `module` and waits for the arguments of its function `work`, where a process may fork
+    and there is a core for it. What `work` is given first takes what it makes.
+
+    Only for a process that has imported nothing: other threads may hold locks that the child would wait for.
+    """
     if not sys.platform.startswith("linux") or usable_cores() < 2 or threading.active_count() > 1:
         return
-    if any(name in sys.modules for name in _THREADED):
-        return
     try:
+        asked, told = os.pipe()
         taken, given = os.pipe()
         child = os.fork()
     except OSError:
         return  # no process or no file is left: the caller does it itself
     if child:
+        os.close(asked)
         os.close(given)
-        _started[path.resolve()] = Beside(child, taken)
+        _begun.append((Beside(child, taken), told))
         return
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is of the whole group: it ends at once
+        os.close(told)
         os.close(taken)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nowhere, stream)
-        _hand_over(given, make)
+        make = getattr(import_module(module), work)
+        with os.fdopen(asked, "rb") as pipe:
+            arguments = pipe.read()
+        if arguments:
+            _hand_over(given, lambda send: make(send, *pickle.loads(arguments)))  # noqa: S301 - of who forked
         status = 0
     finally:
         os._exit(status)
+
+
+def start(path: Path, *arguments: Any) -> None:
+    """Tell the child, if one was begun, the arguments of its work, which will be asked for by `path`."""
+    if _begun:
+        child, told = _begun.pop()
+        with suppress(OSError):  # it may have ended
+            os.write(told, pickle.dumps(arguments))
+        os.close(told)
+        _started[path.resolve()] = child
+
+
+def spare() -> None:
+    """The child that was begun, if one was, is not needed."""
+    while _begun:
+        child, told = _begun.pop()
+        os.close(told)
+        child.stop()
 
 
 def started(path: Path) -> Beside | None:

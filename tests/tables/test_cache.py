@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepscope import tables
@@ -211,11 +213,15 @@ CODE = """
 import json, os, signal, sys
 from pathlib import Path
 from stepscope import workers
+workers.begin("stepscope.read.kineto", "read_ahead")
 from stepscope.cli.options import Reading
 what, path = sys.argv[1], Path(sys.argv[2])
 cache = Path(sys.argv[3]) if sys.argv[3:] else None
-Reading(tables=cache, no_cache=cache is None).start([path])
-(child,) = workers._started.values()
+((child, _),) = workers._begun
+if what == "untold":
+    print(child._child)
+    sys.exit()
+Reading(tables=cache, no_cache=cache is None, steps="1:2" if what == "unwanted" else None).start([path])
 if what == "killed":
     os.kill(child._child, signal.SIGKILL)
 elif what == "untaken":
@@ -248,7 +254,7 @@ def read_by(what: str, *paths: Path) -> list[object]:
 
 
 @two_cores
-@pytest.mark.parametrize("what", ["whole", "killed"])
+@pytest.mark.parametrize("what", ["whole", "killed", "unwanted"])
 def test_the_tables_are_those_of_reading_it_here(what: str, trace: Path) -> None:
     tables = open_run(trace, options=ReadOptions(cache=False)).tables
 
@@ -279,3 +285,10 @@ def test_tables_that_are_there_are_taken(trace: Path, tmp_path: Path) -> None:
 @two_cores
 def test_nobody_waits_for_one_whose_trace_is_not_asked_for(trace: Path) -> None:
     assert read_by("untaken", trace) == []
+
+
+@two_cores
+def test_one_that_is_told_nothing_ends(trace: Path) -> None:
+    (pid,) = read_by("untold", trace)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(str(pid))).wait(timeout=30)

@@ -120,7 +120,6 @@ Parked = Annotated[bool, option("--parked", "Keep helper threads that are parked
 
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
-WORTH_BYTES = 2**18  # of a trace, packed or not: from there on a process that reads it is worth its start
 GARBAGE = 1_000_000  # objects more than were freed, some 100 MB at most, before cycles are looked for
 LARGE_BYTES = 48 * 2**20  # of packed traces: some 600 MB unpacked
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
@@ -150,26 +149,15 @@ class Reading(OptionGroup, frozen=True):
     no_cache: NoCache = False
 
     def start(self, paths: Sequence[Path]) -> None:
-        """Begin to read the one trace, if it is one, beside the imports of what analyses it."""
+        """Let the child that was begun read the one trace, if it is one, beside the imports of what analyses it."""
         from stepscope import workers
         from stepscope.api import TRACES
-        from stepscope.files import INDEX, default_folder, key_of
+        from stepscope.files import default_folder
 
-        path = paths[0]
-        if len(paths) != 1 or self.steps is not None or not path.name.endswith(TRACES):
-            return
-        kept = None if self.no_cache else self.tables or default_folder()
-
-        def read(send: workers.Send) -> None:
-            if kept is None or size > LARGE_BYTES or not (kept / key_of(path) / INDEX).exists():
-                from stepscope.read.kineto import read_ahead
-
-                read_ahead(path, send)
-
-        with contextlib.suppress(OSError):  # who opens it says what is wrong with it
-            size = path.stat().st_size if path.is_file() else 0
-            if size >= WORTH_BYTES:
-                workers.start(path, read)
+        if len(paths) == 1 and self.steps is None and paths[0].name.endswith(TRACES) and paths[0].is_file():
+            workers.start(paths[0], paths[0], None if self.no_cache else self.tables or default_folder())
+        else:
+            workers.spare()
 
     def options(
         self,

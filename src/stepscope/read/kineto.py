@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError, readable
-from stepscope.files import open_regular
+from stepscope.files import INDEX, key_of, open_regular
 from stepscope.read.event_list import DAMAGE, Decode, Frames, first_value
 from stepscope.read.raw import Losses, Progress, RawRank, RawRun, TraceRef
 from stepscope.read.streams import (
@@ -308,14 +308,22 @@ def _usual(event: Any) -> Any:
 Tell = Callable[[int, int], None]
 
 
-def read_ahead(path: Path, send: Send) -> None:
-    """Read a trace and send its chunks, then its summary, or why it cannot be read; each with the bytes read so far."""
+_LARGE_BYTES = 48 * 2**20  # of a packed trace, whose digest takes longer than its first chunk
+
+
+def read_ahead(send: Send, path: Path, tables: Path | None) -> None:
+    """Read a trace and send its chunks, then its summary, or why it cannot be read; each with the bytes read so far.
+
+    Nothing where its tables are among `tables` already.
+    """
     done = [0, 0]
 
     def told(read: int, size: int) -> None:
         done[:] = read, size
 
     try:
+        if tables is not None and path.stat().st_size <= _LARGE_BYTES and (tables / key_of(path) / INDEX).exists():
+            return
         trace = KinetoTrace(path, progress=told)
         for chunk in trace.chunks():
             send(_packed((chunk, *done)))
