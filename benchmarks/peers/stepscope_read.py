@@ -52,9 +52,9 @@ def build(paths: list[Path], folder: Path, workers: int) -> Work:
 
 def analyze(paths: list[Path], folder: Path) -> Work:
     """The command line's work, its output included."""
-    from stepscope.cli.options import spare_memory
+    from stepscope.__main__ import spare_memory
 
-    spare_memory(paths)  # before what analyses is imported, as the command does
+    spare_memory(map(str, paths))  # before what analyses is imported, as the command does
     import stepscope.analyze
     import stepscope.cli.analyze
     import stepscope.dashboard.single

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,14 +89,16 @@ class Beside:
             os.waitpid(self._child, 0)
 
 
-def begin(module: str, work: str) -> None:
-    """Start a child that imports `module` and waits for the arguments of its function `work`, where a process may fork
-    and there is a core for it. What `work` is given first takes what it makes.
+def begin(imported: Callable[[], Callable[..., None]]) -> None:
+    """Start a child that imports its work and waits for the arguments of it, where a process may fork and there is a
+    core for it. What the work is given first takes what it makes.
 
     Only for a process that has imported nothing: other threads may hold locks that the child would wait for.
     """
     if not sys.platform.startswith("linux") or usable_cores() < 2 or threading.active_count() > 1:
         return
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        return  # closed: a pipe would take its number
     try:
         asked, told = os.pipe()
         taken, given = os.pipe()
@@ -117,11 +118,11 @@ def begin(module: str, work: str) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nowhere, stream)
-        make = getattr(import_module(module), work)
+        work = imported()
         with os.fdopen(asked, "rb") as pipe:
             arguments = pipe.read()
         if arguments:
-            _hand_over(given, lambda send: make(send, *pickle.loads(arguments)))  # noqa: S301 - of who forked
+            _hand_over(given, lambda send: work(send, *pickle.loads(arguments)))  # noqa: S301 - of who forked
         status = 0
     finally:
         os._exit(status)

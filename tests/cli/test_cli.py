@@ -137,10 +137,9 @@ def test_output_that_goes_nowhere_is_a_status_and_a_line(tmp_path: Path, shell: 
 
 PROGRAM = """
 import os, sys
-from pathlib import Path
-from stepscope.cli import options
-options.LARGE_BYTES = int(sys.argv[2])
-options.spare_memory([Path(sys.argv[1]), Path("/nowhere")])
+from stepscope import __main__ as program
+program.LARGE_BYTES = int(sys.argv[2])
+program.spare_memory([sys.argv[1], "/nowhere"])
 assert "polars" not in sys.modules
 print(os.environ.get("_RJEM_MALLOC_CONF", "as it is"))
 """

@@ -212,8 +212,8 @@ two_cores = pytest.mark.skipif(usable_cores() < 2, reason="one core: nothing is 
 CODE = """
 import json, os, signal, sys
 from pathlib import Path
-from stepscope import workers
-workers.begin("stepscope.read.kineto", "read_ahead")
+from stepscope import __main__ as program, workers
+workers.begin(program._reader)
 from stepscope.cli.options import Reading
 what, path = sys.argv[1], Path(sys.argv[2])
 cache = Path(sys.argv[3]) if sys.argv[3:] else None

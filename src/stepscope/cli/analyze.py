@@ -26,7 +26,6 @@ from stepscope.cli.options import (
     option,
     parse_checks,
     shortener,
-    spare_memory,
 )
 from stepscope.errors import UnreadableInputError, UsageError, refuse
 from stepscope.model.metrics import StepData
@@ -181,7 +180,6 @@ def analyze(
         }
     )
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
-    spare_memory(paths)
     reading.start(paths)
     with outputs.reading("reading") as progress:
         options = reading.options(progress, judged=True, priced=priced)

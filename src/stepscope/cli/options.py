@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import inspect
-import os
 import re
 from collections.abc import Sequence
 from math import inf
@@ -120,22 +117,7 @@ Parked = Annotated[bool, option("--parked", "Keep helper threads that are parked
 
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
-GARBAGE = 1_000_000  # objects more than were freed, some 100 MB at most, before cycles are looked for
-LARGE_BYTES = 48 * 2**20  # of packed traces: some 600 MB unpacked
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
-
-
-def spare_memory(paths: Sequence[Path]) -> None:
-    """Let Polars give back at once what it frees if the files are large; before it is imported. 3 % of the time.
-
-    What is read and made is hardly ever garbage in cycles: looked for each 700 objects, it costs a tenth of the time.
-    And nothing here multiplies matrices, for which NumPy would start threads.
-    """
-    gc.set_threshold(GARBAGE, 20, 20)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with contextlib.suppress(OSError):  # who opens them says what is wrong with them
-        if sum(path.stat().st_size for path in paths if path.is_file()) >= LARGE_BYTES:
-            os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 
 class Reading(OptionGroup, frozen=True):
