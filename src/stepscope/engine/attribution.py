@@ -19,7 +19,7 @@ from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
 from stepscope.tables import arrays
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, by_code, climb
 from stepscope.tables.categories import OPERATORS
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
@@ -176,7 +176,7 @@ class _Calls:
         kind = [kinds[MODULE_CALL if name.startswith(MODULE_CALL) else name] for name in self._names]
         turn, turns = _ordered(caller, np.asarray([*kind, NONE])[codes], span.start_ns[self.rows])
         again, repeats = _ordered(caller, codes, span.start_ns[self.rows])
-        is_module = np.asarray([*(name.startswith(MODULE_CALL) for name in self._names), False])[codes]
+        is_module = by_code(np.asarray([*(name.startswith(MODULE_CALL) for name in self._names), False]), codes)
         modules = np.bincount(caller[is_module & (again == 0)], minlength=len(span))[caller]
         places = tree.user[caller].astype(np.int64)
         pairs, which = np.unique(places * len(self._names) + codes, return_inverse=True)

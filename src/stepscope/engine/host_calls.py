@@ -29,7 +29,17 @@ from stepscope.engine.user_code import (
 )
 from stepscope.model import PHASES
 from stepscope.model.counted import things
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, nearest_ancestor, self_or_ancestor, window_at
+from stepscope.tables.arrays import (
+    NONE,
+    Bools,
+    Int8,
+    Int32,
+    Int64,
+    by_code,
+    nearest_ancestor,
+    self_or_ancestor,
+    window_at,
+)
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
 
@@ -129,7 +139,8 @@ class HostCalls:
         flags = np.zeros(len(self.span.names.values) + 1, bool)
         for code in np.unique(codes[codes >= 0]).tolist():
             flags[code] = wanted(self.span.names.values[code])
-        return flags[self.codes] if among is None else flags[self.codes] & among
+        named = by_code(flags, self.codes)
+        return named if among is None else named & among
 
     def name(self, position: int) -> str:
         code = self.codes[position]

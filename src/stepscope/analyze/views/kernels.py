@@ -35,7 +35,7 @@ from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
 from stepscope.engine.spans import Base, Span, Texts
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import KernelRow
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, by_code
 
 NAME, LAUNCH = "name", "launch"
 _CONFIGURATION = {  # of a launch, by the column of `events`
@@ -467,7 +467,7 @@ def judged(names: Texts, rows: Int64, judge: Callable[[list[str]], list[bool]]) 
     distinct = np.unique(codes[codes >= 0])
     flags = np.zeros(len(names.values) + 1, bool)
     flags[distinct] = judge([names.values[code] for code in distinct.tolist()])
-    return flags[codes]
+    return by_code(flags, codes)
 
 
 @cache
