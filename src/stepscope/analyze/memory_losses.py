@@ -34,7 +34,7 @@ from stepscope.model.memory import (
     RetryFacts,
 )
 from stepscope.read.text import integer
-from stepscope.tables.arrays import NONE
+from stepscope.tables.arrays import NONE, unique
 from stepscope.tables.schema import Tables
 
 _Key = tuple[str, str]  # process, device
@@ -139,11 +139,11 @@ def trend(own: MemoryReadings, device: str) -> tuple[MemoryGrowth, bool] | None:
     if rows.height < MIN_READINGS:
         return None
     steps, values, times = (rows[name].to_numpy() for name in ("step", "bytes", "time_ns"))
-    kept = np.unique(np.linspace(0, rows.height - 1, min(POINTS, rows.height)).astype(np.int64))
+    kept = unique(np.linspace(0, rows.height - 1, min(POINTS, rows.height)).astype(np.int64))
     early, late = theil_sen(steps[kept].astype(np.float64), values[kept].astype(np.float64))
     # every part, of equally many steps, lies above the one before by a fair share of the mean rise
     part = np.searchsorted(np.linspace(steps[0], steps[-1] + 1, PARTS + 1), steps, side="right") - 1
-    rises = np.diff([np.median(values[part == number]) for number in np.unique(part)])
+    rises = np.diff([np.median(values[part == number]) for number in unique(part)])
     rising = len(rises) == PARTS - 1 and rises.sum() > 0 and (rises >= FAIR_SHARE * rises.mean()).all()
     between = int(steps[-1] - steps[0])
     growth = MemoryGrowth(

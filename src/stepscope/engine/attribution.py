@@ -19,7 +19,7 @@ from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import MODULE_CALL, Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.model.findings import Place
 from stepscope.tables import arrays
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, by_code, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, Rows, by_code, climb, unique
 from stepscope.tables.categories import OPERATORS
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
@@ -72,7 +72,7 @@ def _origins(base: Base, span: Span) -> Origins:
             (stacks, np.flatnonzero(stacks.codes >= 0)),
         ):
             entries = np.full((2, len(column.values) + 1), NONE, np.int32)
-            used = np.unique(column.codes[rows])
+            used = unique(column.codes[rows])
             for code in used[used >= 0].tolist():
                 text = column.values[code]
                 found = origins_of_stack(text, base.code) if column is stacks else (origin_of(text, base.code),)

@@ -32,7 +32,7 @@ from stepscope.engine.clock_fit import (
     medians,
     middles,
 )
-from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.arrays import Bools, Floats, Int64, unique
 
 RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
@@ -376,7 +376,7 @@ class _Window:
         sizes = np.bincount(self.part[claimed], minlength=int(self.part.max()) + 1)
         self.main = claimed & (self.part == np.argmax(sizes))
         hosts = {self.unit_host[unit] for unit in np.flatnonzero(self.main)}
-        self.candidates = frozenset(hosts or np.unique(self.members.host).tolist())
+        self.candidates = frozenset(hosts or unique(self.members.host).tolist())
         return found
 
     def _fit(self, ends: Ends, fixed: Bools | None = None) -> Fit:
@@ -393,7 +393,7 @@ class _Window:
         kept = np.bincount(self.call[rows], minlength=self.calls)[self.call[rows]] > 1
         every = -(-int(kept.sum()) // MAX_FITTED)
         if every > 1:  # whole calls
-            kept &= np.isin(self.call[rows], np.unique(self.call[rows[kept]])[::every])
+            kept &= np.isin(self.call[rows], unique(self.call[rows[kept]])[::every])
         rows, end = rows[kept], end[kept]
         tau = (end - self.middle[self.members.host[rows]]) / self.half
         weight = np.where(self.members.on_device[rows], 1.0, HOST_WEIGHT)
@@ -548,7 +548,7 @@ class _Window:
                 piece = replace(piece, offset_ns=0.0, rate_bound_ppm=0.0, claimed=True, residual_ns=deviation)
                 piece = replace(piece, bound_ns=RESIDUALS * deviation if deviation is not None else 0.0)
                 if not piece.calls:
-                    piece = replace(piece, calls=len(np.unique(self.call[rows[self.blocking[self.call[rows]]]])))
+                    piece = replace(piece, calls=len(unique(self.call[rows[self.blocking[self.call[rows]]]])))
             elif self.refused[host]:
                 pass
             elif self.main[unit]:
@@ -608,7 +608,7 @@ class _Window:
 
     def _room(self, found: Fit, unit: int) -> float:
         """How far a unit could be moved before order is broken, ns: the bound of what nobody else bears witness to."""
-        calls = np.unique(self.call[(self.unit == unit) & (self.blocking & self.across)[self.call]])
+        calls = unique(self.call[(self.unit == unit) & (self.blocking & self.across)[self.call]])
         rows = np.flatnonzero(np.isin(self.call, calls) & self.main[self.unit])
         start, end = self._corrected(found, rows)
         own = self.unit[rows] == unit

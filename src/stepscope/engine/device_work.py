@@ -19,7 +19,7 @@ from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_collective_kernel
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, unique
 
 KERNEL, FILL, COMMUNICATION, COPY = range(4)
 LINKED, BEFORE_RECORDING, GRAPH = "linked", "before_recording", "graph"  # states of links
@@ -68,7 +68,7 @@ def _work(span: Span) -> Work:
     rows = np.flatnonzero((span.is_kernel | span.is_copy | span.is_fill) & ~waits)
     names = span.names
     kind = np.full(len(rows), KERNEL, np.int8)
-    codes = np.unique(names.codes[span.is_kernel])  # only names of device slices are looked at
+    codes = unique(names.codes[span.is_kernel])  # only names of device slices are looked at
     collective = np.zeros(len(names.values) + 1, bool)
     collective[codes] = [code >= 0 and is_collective_kernel(names.values[code]) for code in codes.tolist()]
     kind[collective[names.codes[rows]]] = COMMUNICATION
@@ -104,4 +104,4 @@ def in_state(span: Span, found: Work, state: str) -> Bools:
 
 def by_device(found: Work) -> Mapping[int, Bools]:
     """Device -> which slices are its, for devices with a number, ascending."""
-    return {int(device): found.device == device for device in np.unique(found.device) if device >= 0}
+    return {int(device): found.device == device for device in unique(found.device) if device >= 0}

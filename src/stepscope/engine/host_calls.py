@@ -38,6 +38,7 @@ from stepscope.tables.arrays import (
     by_code,
     nearest_ancestor,
     self_or_ancestor,
+    unique,
     window_at,
 )
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
@@ -73,7 +74,7 @@ class HostCalls:
         self._functions: dict[int, Function] = {}  # the user's by the code of their name
         codes, functions = span.names.codes[rows], span.is_function[rows]
         kinds = np.full(len(span.names.values) + 1, LIBRARY, np.int8)  # the last stands for no name
-        for named in np.unique(codes[functions & (codes >= 0)]).tolist():
+        for named in unique(codes[functions & (codes >= 0)]).tolist():
             kinds[named], user = _kind(span.names.values[named], code)
             if user is not None:
                 self._functions[named] = user
@@ -137,7 +138,7 @@ class HostCalls:
         """Which of the slices (of those `among` them) have a name like that; each distinct name is looked at once."""
         codes = self.codes if among is None else self.codes[among]
         flags = np.zeros(len(self.span.names.values) + 1, bool)
-        for code in np.unique(codes[codes >= 0]).tolist():
+        for code in unique(codes[codes >= 0]).tolist():
             flags[code] = wanted(self.span.names.values[code])
         named = by_code(flags, self.codes)
         return named if among is None else named & among
@@ -194,7 +195,7 @@ def profiled_calls(
     seen = {
         (part.span.ref.process, step)
         for part, mine in zip(parts, called, strict=True)
-        for step in np.unique(part.step[mine]).tolist()
+        for step in unique(part.step[mine]).tolist()
         if step >= 0
     }
     seen = seen & known or seen  # only steps the journal calls in-window are complete in the trace

@@ -32,7 +32,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.module_calls import ModuleCalls
 from stepscope.engine.spans import Base, Span, matches
 from stepscope.tables import arrays, categories
-from stepscope.tables.arrays import Bools, Int32, Int64, by_code, flags, self_or_ancestor, window_at
+from stepscope.tables.arrays import Bools, Int32, Int64, by_code, flags, self_or_ancestor, unique, window_at
 
 
 class _Names(Struct):
@@ -166,7 +166,7 @@ def host_activity(span: Span, found: Work) -> HostActivity:
     # threads of the autograd engine run operators of the backward pass
     backward = names.like(_ENGINE) | (span.is_operator & (span.column("forward_thread") > 0))
     helping = np.zeros(len(span.tracks.values) + 1, bool)
-    helping[[*np.unique(span.tracks.codes[backward & host]), main]] = True
+    helping[[*unique(span.tracks.codes[backward & host]), main]] = True
     helping[-1] = False
     wanted = span.is_runtime | span.is_function
     wanted |= span.categories.where([categories.ANNOTATION, *categories.OPERATORS])

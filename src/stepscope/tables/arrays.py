@@ -29,6 +29,7 @@ _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20  # blocks from this size on are ta
 
 
 _Value = TypeVar("_Value", bound=Hashable)
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Numbers(dict[_Value, int]):
@@ -63,6 +64,17 @@ def flags(count: int, rows: Rows | Bools) -> Bools:
     """A flag for each of `count` rows, set for `rows`."""
     found: Bools = np.zeros(count, bool)
     found[rows] = True
+    return found
+
+
+def unique(values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+    """The different values in order; no NaN. `np.unique` takes up to eighty times as long since NumPy 2.3, by a table
+    of hashes.
+    """
+    values = np.sort(values)
+    first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    found: npt.NDArray[_Scalar] = values[first]
     return found
 
 

@@ -22,7 +22,7 @@ import polars as pl
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import INT64_MAX, boolean, integer, length_ns, moment_ns, string, within
 from stepscope.tables import compile_reasons
-from stepscope.tables.arrays import NONE, Rows, climb, flags, own_starts, positions
+from stepscope.tables.arrays import NONE, Rows, climb, flags, own_starts, positions, unique
 from stepscope.tables.cache import EventsTable
 from stepscope.tables.categories import ANNOTATION, COPIES, OPERATORS
 from stepscope.tables.compile_reasons import is_library, is_torch, operator_cause
@@ -430,10 +430,10 @@ def _ways(events: pl.DataFrame, column: str, launches: Rows) -> tuple[Rows, Rows
     """By row the one around it, then the one around each launch, and all rows on the ways up from there."""
     above = positions(events["id"], events.select(column).to_series())
     start = np.append(above, np.int32(NONE))[launches]
-    met, rows = np.zeros(len(above), bool), np.unique(start[start >= 0])
+    met, rows = np.zeros(len(above), bool), unique(start[start >= 0])
     while len(rows):
         met[rows] = True
-        rows = np.unique(above[rows])
+        rows = unique(above[rows])
         rows = rows[(rows >= 0) & ~met[rows]]
     return above, start, np.flatnonzero(met)
 

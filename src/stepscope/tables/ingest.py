@@ -28,7 +28,17 @@ from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
 from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, by_code, decode, return_freed_memory, with_ids
+from stepscope.tables.arrays import (
+    Bools,
+    Int32,
+    Int64,
+    Numbers,
+    by_code,
+    decode,
+    return_freed_memory,
+    unique,
+    with_ids,
+)
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
 from stepscope.tables.links import by_value, nest
@@ -299,7 +309,7 @@ def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFram
 def _devices(kinds: Int64, numbers: Int64) -> pl.Series:
     codes = np.zeros(len(kinds), np.int32)
     names: list[str | None] = []
-    for kind in np.unique(kinds).tolist():
+    for kind in unique(kinds).tolist():
         of_kind = np.flatnonzero(kinds == kind)
         found, place = np.unique(numbers[of_kind], return_inverse=True)
         codes[of_kind] = place + len(names)
@@ -337,7 +347,7 @@ def _end_at_next(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: I
     for rows in by_value(track):
         if not wrong[rows].any():
             continue
-        starts = np.unique(start_ns[rows])
+        starts = unique(start_ns[rows])
         mine = rows[wrong[rows]]
         after = np.searchsorted(starts, start_ns[mine], side="right")
         ends = np.append(starts, 0)[after]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, decode, with_ids
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, decode, unique, with_ids
 
 _BLOCK = 1 << 10  # slices that are swept before it is asked whether those behind nest perfectly
 _RESUMED = 4  # times that counting is taken up again: a track that nests nowhere is swept as a whole
@@ -434,14 +434,14 @@ def _forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32
     forward = np.full(len(slices.start_ns), NONE, np.int32)
     method = np.full(len(slices.start_ns), NONE, np.int8)
     backward = numbered.forward_thread > 0
-    for process in np.unique(numbered.process[backward]):
+    for process in unique(numbered.process[backward]):
         mine = numbered.process == process
         makers = np.flatnonzero(mine & ~backward & (numbered.sequence >= 0))
         threads, sizes = np.unique(numbered.forward_thread[mine & backward], return_counts=True)
         for thread in threads[np.argsort(-sizes)[:_MAX_THREADS]]:
             nodes = np.flatnonzero(mine & (numbered.forward_thread == thread) & (numbered.sequence >= 0))
             best = np.full(len(nodes), NONE, np.int64)
-            for track in np.unique(numbered.track[makers]):
+            for track in unique(numbered.track[makers]):
                 own = makers[numbered.track[makers] == track]
                 last = last_until(
                     (numbered.sequence[own], numbered.start_ns[own]),

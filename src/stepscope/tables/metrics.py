@@ -19,7 +19,7 @@ import polars as pl
 
 from stepscope.read.raw import RawRank, RawSeries, Row
 from stepscope.read.text import number, string
-from stepscope.tables.arrays import NONE, Bools, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64, unique
 from stepscope.tables.journal import step_at
 from stepscope.tables.schema import SCHEMAS, empty
 
@@ -167,7 +167,7 @@ def _losses(
     times = passes.times_ns[lasts[own]]
     divides = bool(divided_by & DIVIDING)
     if most > 1 and not divides:
-        lines = [losses[site] for site in np.unique(passes.sites[lasts[own]])]
+        lines = [losses[site] for site in unique(passes.sites[lasts[own]])]
         told = {_divides(one, most) for one in lines}
         ratio = None
         if told <= {None, False} and None in told:
@@ -207,7 +207,7 @@ def _of_one_loss(optimizers: Int64, rows: Int64, sites: Int64) -> Bools:
 
 
 def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:
-    used = np.unique(passes.sites).tolist()
+    used = unique(passes.sites).tolist()
     places = {site: _place(losses[site].about) for site in used}
     shared = {place for place in places.values() if list(places.values()).count(place) > 1}
     names = {

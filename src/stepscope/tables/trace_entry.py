@@ -41,7 +41,17 @@ from stepscope.model.trace import OTHER_MAKERS
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.read.text import integer
 from stepscope.read.trace import MISSING, Slices, Text
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, covered_before, decode, return_freed_memory
+from stepscope.tables.arrays import (
+    NONE,
+    Bools,
+    Floats,
+    Int32,
+    Int64,
+    covered_before,
+    decode,
+    return_freed_memory,
+    unique,
+)
 from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import Steps, chosen, step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
@@ -484,7 +494,7 @@ def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> B
         kept[mine[name].drop_nulls().to_numpy()] = True
     inner = np.flatnonzero(kept)
     while len(inner):
-        outer = np.unique(parents[inner])
+        outer = unique(parents[inner])
         outer = outer[outer >= 0]
         inner = outer[~kept[outer]]
         kept[inner] = True

@@ -21,7 +21,7 @@ from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.journal import first_sizes
 from stepscope.engine.scene import Scene
 from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPERATORS, OPTIMIZER, ZERO_GRAD
-from stepscope.tables.arrays import NONE, Bools, Int64, ancestors, climb, flags, has_ancestor
+from stepscope.tables.arrays import NONE, Bools, Int64, ancestors, climb, flags, has_ancestor, unique
 
 # A call of the host returns a little after the device is done, and two calls of one operator lie as close together; by
 # as much their clocks may disagree.
@@ -128,11 +128,11 @@ class Idle:
         self.pinning = intervals.subtract(idle, self._other_causes)
         # calls below operators that copy from the host: the copy, and the wait for it behind
         launches = found.launch[self.copies(IN)]
-        launches = np.unique(launches[launches >= 0])
+        launches = unique(launches[launches >= 0])
         around = span.parent[launches]
         around = around[around >= 0]
         below = np.isin(span.parent[self.calls], around[span.is_operator[around]])
-        copying = span.times(np.union1d(self.calls[below], launches))
+        copying = span.times(unique(np.concatenate([self.calls[below], launches])))
         # the allocator's calls are no consequence of a wait before them
         told = intervals.merge(self._other_causes, self.pinning)
         self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), told)
@@ -284,7 +284,7 @@ class Idle:
         span, host = self.scene.span, self.scene.host
         if host.sorts["functions"].any():
             return has_ancestor(span.parent, freed, flags(len(span), host_rows(span, _EMPTY_CACHE)))
-        asking = np.union1d(host.rows[host.sorts["operators"]], host_rows(span, _COMPILED))
+        asking = unique(np.concatenate([host.rows[host.sorts["operators"]], host_rows(span, _COMPILED)]))
         return ~has_ancestor(span.parent, freed, flags(len(span), asking))
 
     def operators(self, rows: Int64) -> Int64:
@@ -342,7 +342,7 @@ class Operations:
         busy = np.bincount(at[full], lengths[full], len(calls.starts))
         serial = busy < BUSY * (done + intervals.covered(gaps, calls.starts, calls.ends))
         self._linalg = Intervals(calls.starts[serial], calls.ends[serial])
-        several = (np.unique(scene.found.device) >= 0).sum() > 1 and len(host_rows(self.span, _DATA_PARALLEL))
+        several = (unique(scene.found.device) >= 0).sum() > 1 and len(host_rows(self.span, _DATA_PARALLEL))
         self._distributing_rows = host_rows(self.span, _DISTRIBUTING) if several else np.empty(0, np.int64)
         self._distributing = self.span.times(self._distributing_rows)
         self.times = intervals.merge(self._linalg, self._distributing)
@@ -367,14 +367,14 @@ class Operations:
     def data_parallel(self) -> TraceLoss:
         """DataParallel's replicate, scatter and gather, as far as nothing hides them."""
         found = self._owned(self._distributing_rows, self._distributing)
-        found.details["devices"] = float(len(np.unique(self.scene.found.device)) * len(self.scene))
+        found.details["devices"] = float(len(unique(self.scene.found.device)) * len(self.scene))
         return found
 
     def _launched_in(self, rows: Int64, times: Intervals) -> Bools:
         """Slices of work whose launch lies in these times, on a thread of the rows."""
         codes = self.span.tracks.codes
         tracks = codes[np.maximum(self.scene.found.launch, 0)]
-        return self.scene.launched_during(times) & np.isin(tracks, np.unique(codes[rows]))
+        return self.scene.launched_during(times) & np.isin(tracks, unique(codes[rows]))
 
     def _call_of(self, calls: Intervals, mine: Bools) -> Int64:
         return np.searchsorted(calls.starts, self.span.start_ns[self.scene.found.launch[mine]], side="right") - 1
@@ -452,7 +452,7 @@ def _holding(scene: Scene, copies: Int64) -> Int64:
     stream, thread = span.column("stream", found.rows), span.tracks.codes
     copies = copies[(found.launch[copies] >= 0) & ~np.isin(stream[copies], stream[found.is_kernel])]
     held = [np.empty(0, np.int64)]
-    for track in np.unique(thread[found.launch[copies]]).tolist():
+    for track in unique(thread[found.launch[copies]]).tolist():
         own, mine, behind = (
             rows[thread[on] == track]
             for rows, on in ((calls, calls), (copies, found.launch[copies]), (kernels, found.launch[kernels]))
@@ -465,7 +465,7 @@ def _holding(scene: Scene, copies: Int64) -> Int64:
         mine, own, first = mine[at < len(behind)], own[at < len(behind)], behind[at[at < len(behind)]]
         late = found.start_ns[first] >= found.end_ns[mine]
         held.append(own[late & (span.start_ns[found.launch[first]] < found.end_ns[mine])])
-    return np.unique(np.concatenate(held))
+    return unique(np.concatenate(held))
 
 
 def made_on_host(idle: Idle) -> TraceLoss:
@@ -618,7 +618,7 @@ class _Launches:
         details = {
             "foreach_launches": float(self._named(_GROUPED, every).sum()),
             "fusable_launches": float(len(slices)),
-            "operator_calls": float(len(np.unique(self.idle.operators(found.launch[every])))),
+            "operator_calls": float(len(unique(self.idle.operators(found.launch[every])))),
         }
         return self.operation(self.optimizing, lost, mine, details)
 

@@ -21,7 +21,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.scene import Scene
 from stepscope.model.trace import OTHER_MAKERS
-from stepscope.tables.arrays import NONE, Bools, flags, has_ancestor
+from stepscope.tables.arrays import NONE, Bools, flags, has_ancestor, unique
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
 # Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions
@@ -117,7 +117,7 @@ class Kernels:
         softmax = linked & span.names.where(_SOFTMAX)[rows]
         chosen, products = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
         found_softmax = 0
-        for one in np.unique(track[softmax & (track >= 0)]).tolist():
+        for one in unique(track[softmax & (track >= 0)]).tolist():
             own = np.flatnonzero(track == one)
             own = own[np.argsort(span.start_ns[launch[own]], kind="stable")]
             for middle in np.flatnonzero(softmax[own]).tolist():

@@ -32,7 +32,7 @@ from stepscope.engine.intervals import EMPTY, Intervals
 from stepscope.engine.scene import Scene, host_steps, launched_in
 from stepscope.model import device_losses as kinds
 from stepscope.model.device_losses import Replay, WhatIf
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, unique
 
 # From launch to start an idle device takes 5 to 10 us. A slice that starts later although its stream is free was held
 # back by something; it starts as soon after that.
@@ -214,7 +214,7 @@ class _Calls:
         calls = calls[np.argsort(span.start_ns[calls], kind="stable")]
         codes = span.names.codes[calls]
         kinds = np.full(len(span.names.values) + 1, _OTHER)
-        for code in np.unique(codes[codes >= 0]).tolist():
+        for code in unique(codes[codes >= 0]).tolist():
             name = span.names.values[code]
             kinds[code] = next((kind for pattern, kind in _CALLS if pattern.search(name)), _OTHER)
         kind = kinds[codes]
@@ -247,7 +247,7 @@ class _Calls:
         return ([(last, _WHOLE)] if last >= 0 else []), kind not in (_ON_STREAM, _ON_COPY)
 
     def _on_device(self, last: int, begin: int, finish: int) -> Awaited:
-        if last < 0 and len(np.unique(self.slices.device)) > 1:
+        if last < 0 and len(unique(self.slices.device)) > 1:
             return []  # nobody tells which device
         found = []
         for device, own, launched in self.streams:
@@ -511,7 +511,8 @@ class _Trace:
                 kinds.MADE,
                 replace(self._shortened(self._chosen(found.rows[of_made]), span.times(making)), work=False),
             )
-        copies = np.setdiff1d(idle.copies(IN), of_made)
+        copies = unique(idle.copies(IN))
+        copies = copies[~np.isin(copies, of_made)]
         if len(copies):  # nor do the calls take any that ask for them and wait for them, nor pinning
             calls = np.concatenate([found.launch[copies], idle.pin_rows])
             cut = intervals.merge(span.times(calls[calls >= 0]), idle.waits_in.times)
@@ -550,7 +551,8 @@ class _Trace:
         idle, span, found = self.lost.idle, self.scene.span, self.scene.found
         waiting = idle.calls[intervals.covered(idle.waits.times, span.start_ns[idle.calls], span.ends(idle.calls)) > 0]
         others = np.delete(found.launch, idle.copies(OUT))
-        rows = np.setdiff1d(idle.operators(waiting), idle.operators(others[others >= 0]))
+        rows = unique(idle.operators(waiting))
+        rows = rows[~np.isin(rows, idle.operators(others[others >= 0]))]
         own = span.times(rows[span.is_operator[rows]])
         before, behind = own.ends[:-1], own.starts[1:]
         launches = np.searchsorted(self._launches[0], before) != np.searchsorted(self._launches[0], behind)

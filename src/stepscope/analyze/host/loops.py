@@ -26,7 +26,7 @@ from stepscope.engine.samples import Samples
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.user_code import MODULE_CALL, callee_name
 from stepscope.model import LoopFacts, Place
-from stepscope.tables.arrays import Int64, climb
+from stepscope.tables.arrays import Int64, climb, unique
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
@@ -161,7 +161,7 @@ def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
     positions = np.flatnonzero(own)
     positions = positions[np.argsort(part.start_ns[positions], kind="stable")]
     # modules keep their instance: the layers of a network are not items of a loop
-    codes = np.unique(part.codes[positions]).tolist()
+    codes = unique(part.codes[positions]).tolist()
     names = [part.span.names.values[code] if code >= 0 else "?" for code in codes]
     keys = {
         code: name if name.startswith(MODULE_CALL) else callee_name(name)
@@ -310,7 +310,7 @@ def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, 
         for other, own in operators:
             own = own[other.sequence[own] >= 0]
             same = other.span.ref.process == part.span.ref.process
-            for step in np.unique(other.step[own]).tolist() if same else ():
+            for step in unique(other.step[own]).tolist() if same else ():
                 mine = own[other.step[own] == step]
                 low, high = other.sequence[mine].min(), other.sequence[mine].max()
                 numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)

@@ -41,7 +41,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place, Quality, StepFacts
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, unique
 from stepscope.tables.phases import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, in_file, phase_mark
 
 REST = "rest"
@@ -234,9 +234,9 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
     ]
     # the user's functions that stand above them
     above = (users.user & (tree.totals(nodes.astype(np.float64)) > 0) for nodes in calls if nodes.any())
-    callers = [np.unique(users.function[standing]) for standing in above]
+    callers = [unique(users.function[standing]) for standing in above]
     if fetch.any():
-        functions = np.unique(np.concatenate(callers)) if callers else np.empty(0, np.int32)
+        functions = unique(np.concatenate(callers)) if callers else np.empty(0, np.int32)
         marks = np.flatnonzero(_outermost(users, fetch))
     elif callers:
         functions = functools.reduce(np.intersect1d, callers)
@@ -245,7 +245,7 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
         return np.zeros(len(tree), bool)
     home = tree.innermost(users.user & np.isin(users.function, functions))[marks]
     home = np.where(home >= 0, home, tree.innermost(users.user)[marks])
-    home = np.unique(home[home >= 0])
+    home = unique(home[home >= 0])
     loops = users.user & np.isin(users.function, users.function[home])
     if fetch.any():  # not before the first line of each function that fetches
         first = np.full(int(users.function.max(initial=0)) + 1, np.iinfo(np.int64).max)
@@ -390,7 +390,7 @@ def _of_libraries(users: UserPaths, essential: Bools, nodes: Int64) -> pl.DataFr
     fetches = _work_below(tree, users.marked(is_fetch), np.ones(len(tree), np.float64)) > 0
     leads = essential | fetches
     library = users.marked(lambda frame: users.code.library(frame.file) is not None)
-    leading = {tree.frames[frame][:2] for frame in np.unique(tree.frame[leads & library]).tolist()}
+    leading = {tree.frames[frame][:2] for frame in unique(tree.frame[leads & library]).tolist()}
     works = library & ~users.marked(lambda frame: frame[:2] in leading)
     own, nearest = tree.outermost(works & ~leads), tree.innermost(library)
     found = np.where(own >= 0, own, nearest)

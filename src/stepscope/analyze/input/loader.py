@@ -39,7 +39,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
 from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
-from stepscope.tables.arrays import Int64, climb, flags
+from stepscope.tables.arrays import Int64, climb, flags, unique
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
@@ -429,14 +429,14 @@ def trace_loaders(base: Base) -> tuple[TraceLoader, ...]:
         calls: Counter[Place] = Counter()
         entries: Counter[Place] = Counter()  # ns of the user's functions inside the ranges
         for span, rows in parts:
-            names.update(span.names.values[code] for code in np.unique(span.names.codes[rows]))
+            names.update(span.names.values[code] for code in unique(span.names.codes[rows]))
             for caller in heaviest_lines([(base, span, rows, span.duration_ns[rows])], 1):
                 calls[caller.place] += len(rows)
             user, inside = origins(base, span).user, flags(len(span), rows)
             candidates = np.flatnonzero((user >= 0) & span.is_function)
             met = climb(span.parent, span.parent[candidates], inside | (user >= 0))
             entered = (met >= 0) & inside[met]  # below another function of the user's it is part of that one
-            for index in np.unique(user[candidates[entered]]):
+            for index in unique(user[candidates[entered]]):
                 own = candidates[entered & (user[candidates] == index)]
                 entries[place(base, int(index))[0]] += int(span.duration_ns[own].sum())
         fetches = sum(len(rows) for _, rows in parts)

@@ -22,7 +22,7 @@ from stepscope.engine.intervals import EMPTY, Intervals, covered, intersect, sub
 from stepscope.model import StepFacts
 from stepscope.model.sampled import LoaderWait, WaitPart
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64, unique
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part
 from stepscope.tables.schema import Tables
 
@@ -223,7 +223,7 @@ def _moments(threads: pl.DataFrame, scope: Intervals, inside: Intervals) -> Iter
 
 def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:
     """What each interval gets of the time `within` when those that last at a moment share it equally, ns."""
-    edges = np.unique(np.concatenate([starts, ends, within.starts, within.ends]))
+    edges = unique(np.concatenate([starts, ends, within.starts, within.ends]))
     if len(edges) < 2:
         return np.zeros(len(starts))
     begins, finishes = np.searchsorted(edges, starts), np.searchsorted(edges, ends)

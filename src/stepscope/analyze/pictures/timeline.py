@@ -28,7 +28,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded, return_freed_memory
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded, return_freed_memory, unique
 from stepscope.tables.schema import Tables
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
@@ -566,7 +566,7 @@ def _parts(lane: Int32, start: Int64, end: Int64, widest_ns: int) -> Iterator[It
     del place
     edges = np.concatenate([[0], begins, [len(start)]])
     edges = edges[np.searchsorted(edges, np.arange(0, len(start) + _STRETCH, _STRETCH).clip(max=len(start)))]
-    for first, last in pairwise(np.unique(edges).tolist()):
+    for first, last in pairwise(unique(edges).tolist()):
         own = slice(first, last)
         best = packed(start[own], end[own], np.arange(first, last))
         yield Items(lane[own], start[own], end[own], np.ones(last - first, np.int32), best)

@@ -49,7 +49,7 @@ from stepscope.engine.spans import Span
 from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, expanded, place_among_equals
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, expanded, place_among_equals, unique
 
 GPU, OPERATORS = "gpu", "operators"
 NOT_LINKED = "(not linked)"
@@ -103,7 +103,7 @@ class TraceWindows:
             if not parts:
                 continue
             paths = _together(parts)
-            used = np.unique(paths.frame)
+            used = unique(paths.frame)
             numbers = np.zeros(len(drawn), np.int32)
             numbers[used] = [frames[drawn[number]] for number in used.tolist()]
             # whole ns, brought to ms per step; of a trace without steps to µs of all of it
@@ -134,7 +134,7 @@ class TraceWindows:
     def _device(self) -> list[_Part]:
         found = [(span, work(span)) for span in self._spans]
         kernels = sorted(
-            {span.names.values[code] for span, own in found for code in np.unique(span.names.codes[own.rows])}
+            {span.names.values[code] for span, own in found for code in unique(span.names.codes[own.rows])}
         )
         short = dict(zip(kernels, short_names(kernels), strict=True))
         return [_device_part(span, self._names, short) for span, own in found if len(own)]
@@ -164,7 +164,7 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
     lost = np.flatnonzero(node < 0)
     reasons = [EARLY, REPLAYED, NO_LAUNCH, NO_CODE]
     why = np.select([start >= 0, early, replayed], [3, 0, 1], 2)[lost]
-    used = np.unique(why)
+    used = unique(why)
     first = len(paths.parent)
     node[lost] = first + 1 + np.searchsorted(used, why)
     extra = [NOT_LINKED, *(reasons[number] for number in used.tolist())] if len(lost) else []
@@ -172,7 +172,7 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
     extra_parents = [first if number else NONE for number in range(len(extra))]
     codes = span.names.codes[found.rows]
     kernel = np.zeros(len(span.names.values), np.int64)
-    for code in np.unique(codes).tolist():
+    for code in unique(codes).tolist():
         kernel[code] = names.numbers[TraceFrame(KERNEL, short[span.names.values[code]])]
     base = len(names.numbers)
     pairs, which = np.unique(node * base + kernel[codes], return_inverse=True)
@@ -210,7 +210,7 @@ def _training_thread(span: Span) -> Bools:
 
 def _steps(span: Span, rows: Int64) -> float:
     """How many steps the recording holds of those that the rows lie in; one that it holds in part counts in part."""
-    seen = np.unique(span.column("step", rows))
+    seen = unique(span.column("step", rows))
     seen = seen[seen >= 0]
     of_window = (pl.col("process") == span.ref.process) & pl.col("in_window").fill_null(False) & (pl.col("wall_ns") > 0)
     steps = span.tables.steps.filter(of_window & pl.col("step").is_in(seen) & pl.col("start_ns").is_not_null())
@@ -431,7 +431,7 @@ def match_paths(sampled: _Recorded, recorded: _Recorded) -> PathMatches:
         # sampled paths whose longest common end is found: what they agreed on, with this frame or without it
         ends = [(is_sampled & matched & ended, after)]
         for stopping, group in ends if length == 0 else [(is_sampled & ~matched, before), *ends]:
-            distinct = np.unique(group[stopping])
+            distinct = unique(group[stopping])
             of_node[racing[stopping]] = count + np.searchsorted(distinct, group[stopping])
             member = ~is_sampled & np.isin(group, distinct)
             pools.append(count + np.searchsorted(distinct, group[member]))

@@ -35,7 +35,17 @@ from stepscope.engine.user_code import (
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, expanded, nearest_ancestor, self_or_ancestor
+from stepscope.tables.arrays import (
+    NONE,
+    Bools,
+    Int32,
+    Int64,
+    Numbers,
+    expanded,
+    nearest_ancestor,
+    self_or_ancestor,
+    unique,
+)
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"
@@ -130,7 +140,7 @@ def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32
         sorts.append((span.is_runtime & ~span.on_device, lambda name: TraceFrame(CALL, name)))
     for mask, make in sorts:
         rows = np.flatnonzero(mask & (known.codes >= 0))
-        used = np.unique(known.codes[rows])
+        used = unique(known.codes[rows])
         numbers = np.full(len(known.values), NONE, np.int32)
         numbers[used] = [names.numbers[make(known.values[code])] for code in used.tolist()]
         frame[rows] = numbers[known.codes[rows]]

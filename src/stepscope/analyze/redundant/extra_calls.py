@@ -32,7 +32,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Int64, climb, flags, self_or_ancestor
+from stepscope.tables.arrays import NONE, Int64, climb, flags, self_or_ancestor, unique
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30
@@ -106,7 +106,7 @@ def extra_calls(
             place=where,
             exact=exact,
             calls_per_step=sum(len(one.calls) for one in parts) / steps,
-            steps_share=sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts) / steps,
+            steps_share=sum(len(unique(one.scene.step_around(one.calls))) for one in parts) / steps,
             ms_per_step=ms,
             around_ms_per_step=max(ms, around_ms),
             at_most_ms_per_step=max(ms, around_ms, at_most_ms),
@@ -167,7 +167,7 @@ class _Calls:
         stop = names.matching(_NOT_FORWARD.search) | calls.is_backward
         self.roots: Int64 = rows[climb(parent, rows, stop) < 0]
         # forward operators that a backward node reads
-        self.trained: Int64 = np.unique(calls.forward[calls.forward >= 0])
+        self.trained: Int64 = unique(calls.forward[calls.forward >= 0])
         # for each row the call around it that no module makes, or itself; -1 for none
         self.root_of = self_or_ancestor(parent, flags(len(self.span), self.roots)).astype(np.int64)
         # by position in `calls.rows` the name of the instance
@@ -189,10 +189,10 @@ class _Calls:
         rows = self.roots[~np.isin(self.roots, self.root_of[self.trained])]
         # the instances around a trained operator
         at = climb(self.span.parent, self.trained, self.scene.calls.is_call)
-        inner, trained = np.unique(np.searchsorted(self.scene.calls.rows, at[at >= 0])), set[str]()
+        inner, trained = unique(np.searchsorted(self.scene.calls.rows, at[at >= 0])), set[str]()
         while len(rows) and len(inner):
             trained.update(self.instances[number] for number in inner.tolist())
-            inner = np.unique(self.scene.calls.outer[inner])
+            inner = unique(self.scene.calls.outer[inner])
             inner = inner[inner >= 0]
         names = [self.instances[number] for number in np.searchsorted(self.scene.calls.rows, rows).tolist()]
         rows = rows[[number for number, name in enumerate(names) if name in trained]]
@@ -224,7 +224,7 @@ class _Calls:
             starts = self.span.start_ns[np.where(begin >= 0, begin, own)]
             around = intervals.union(starts, ends[numbers])
             # the one function of the user's that holds all of the calls, if there is one
-            holders, outer = np.unique(user[begin]), None
+            holders, outer = unique(user[begin]), None
             if (begin >= 0).all() and len(holders) == 1:
                 origin = places[int(holders[0])]
                 outer = Place(origin.file, origin.line, origin.function)
@@ -350,7 +350,7 @@ def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
         rows = outermost(scene, names.pick([bool(name) for name in called]) & span.is_function & scene.mine)
         rows = rows[climb(span.parent, rows, names.matching(_SAVING.search)) < 0]
         copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
-        rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
+        rows = unique(rows[np.isin(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])])
         own: dict[tuple[str, Place], list[int]] = {}  # by call and the user's line above it
         by = trace_back(scene.base, span, rows)
         made = calls(scene.base, span, by.called)

@@ -38,7 +38,7 @@ from stepscope.engine.journal import first_sizes, json_list, sizes
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place
 from stepscope.model.device_losses import Doubles, Recompute, WideGradients
-from stepscope.tables.arrays import NONE, Int64, climb, self_or_ancestor
+from stepscope.tables.arrays import NONE, Int64, climb, self_or_ancestor, unique
 
 ENOUGH_SAMPLES = 50
 _CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")
@@ -252,7 +252,7 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
         weights, codes, names = weights_of(scene, rows), scene.span.names.codes[rows], scene.span.names.values
         own = (weights * HALF).astype(np.int64), weights_of(scene, others)
         weighed.append((scene, np.concatenate([rows, others]), np.concatenate(own)))
-        sums.update({names[code]: int(weights[codes == code].sum()) for code in np.unique(codes).tolist()})
+        sums.update({names[code]: int(weights[codes == code].sum()) for code in unique(codes).tolist()})
     top = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
     steps = sum(len(scene) for scene in scenes)
     return Doubles(
@@ -288,7 +288,7 @@ def _double_rows(scene: TrainingScene) -> tuple[Int64, Int64]:
     at = np.flatnonzero(conversion)
     while len(at):  # what asked for the copy, and nothing else
         above = scene.span.parent[at]
-        above = np.unique(above[above >= 0])
+        above = unique(above[above >= 0])
         at = above[converts[above] & ~conversion[above]]
         conversion[at] = True
     converting = outermost(scene, conversion)

@@ -21,7 +21,7 @@ from stepscope.analyze.redundant.training_steps import TrainingScene, lines, out
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.spans import texts
 from stepscope.model.device_losses import WastedWork
-from stepscope.tables.arrays import Bools, Int64, flags, self_or_ancestor
+from stepscope.tables.arrays import Bools, Int64, flags, self_or_ancestor, unique
 
 MIN_ELEMENTS = 1 << 18  # of the large tensor: a MB in float32, as much as a core's own cache holds
 MIN_RATIO = 16  # of it by the largest input: what broadcasts a bias or a mask makes nothing larger
@@ -85,7 +85,7 @@ class _Operators(Struct, frozen=True):
 
     def forward(self) -> list[_Form]:
         """What runs outside backward passes."""
-        return [self.forms[code] for code in np.unique(self.codes[self.scene.in_backward[self.rows] < 0]).tolist()]
+        return [self.forms[code] for code in unique(self.codes[self.scene.in_backward[self.rows] < 0]).tolist()]
 
     def filled_below(self, rows: Int64) -> dict[int, _Shape]:
         """Of each of these rows the tensor that is filled below it."""

@@ -41,7 +41,7 @@ from stepscope.model.memory import (
     MemoryView,
     OutOfMemory,
 )
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, self_and_ancestors
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, self_and_ancestors, unique
 
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
@@ -192,7 +192,7 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
     tracks = memory["track"].replace_strict(codes, default=NONE, return_dtype=pl.Int64).fill_null(NONE).to_numpy()
     times = memory["time_ns"].to_numpy()
     relevant = (span.is_operator | span.is_function) & ~span.on_device
-    for code in np.unique(tracks[tracks >= 0]).tolist():
+    for code in unique(tracks[tracks >= 0]).tolist():
         rows, own = np.flatnonzero((span.tracks.codes == code) & relevant), tracks == code
         depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
         rows = rows[np.lexsort((depths, span.start_ns[rows]))]
@@ -230,7 +230,7 @@ def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
     for which, at in self_and_ancestors(span.parent, rows):
         operators = span.is_operator[at]
         around.append((names.codes[at[operators]] + np.int64(1)) * len(rows) + which[operators])
-    code, place = np.divmod(np.unique(np.concatenate(around)), len(rows))
+    code, place = np.divmod(unique(np.concatenate(around)), len(rows))
     count = len(names.values) + 1
     own = {name: _summed(code_of + 1, values, count).tolist() for name, values in figures.items()}
     total = {name: _summed(code, values[place], count).tolist() for name, values in figures.items()}
@@ -248,7 +248,7 @@ def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
             total_allocations=total["allocations"][code],
             at_peak_bytes=own["at_peak"][code] if device.pairs is not None else None,
         )
-        for code in np.unique(code).tolist()
+        for code in unique(code).tolist()
         if any(values[code] for values in (*total.values(), own["allocated"], own["increase"]))
     ]
     yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
@@ -614,7 +614,7 @@ def thinned(times: Int64, levels: Int64, reserved: Int64 | None = None, points: 
     ]
     if reserved is not None:
         kept.append(_highest(reserved, starts))
-    return np.unique(np.concatenate(kept))
+    return unique(np.concatenate(kept))
 
 
 def _highest(values: Int64, starts: Int64) -> Int64:

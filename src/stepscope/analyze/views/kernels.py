@@ -35,7 +35,7 @@ from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
 from stepscope.engine.spans import Base, Span, Texts
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import KernelRow
-from stepscope.tables.arrays import NONE, Bools, Int64, by_code
+from stepscope.tables.arrays import NONE, Bools, Int64, by_code, unique
 
 NAME, LAUNCH = "name", "launch"
 _CONFIGURATION = {  # of a launch, by the column of `events`
@@ -464,9 +464,9 @@ def eligible(names: Sequence[str]) -> list[bool]:
 def judged(names: Texts, rows: Int64, judge: Callable[[list[str]], list[bool]]) -> Bools:
     """`judge` of the text in each of `rows`, asked once for each distinct one; False where there is none."""
     codes = np.where(rows >= 0, names.codes[rows], NONE)
-    distinct = np.unique(codes[codes >= 0])
+    used = unique(codes[codes >= 0])
     flags = np.zeros(len(names.values) + 1, bool)
-    flags[distinct] = judge([names.values[code] for code in distinct.tolist()])
+    flags[used] = judge([names.values[code] for code in used.tolist()])
     return by_code(flags, codes)
 
 

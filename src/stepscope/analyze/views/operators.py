@@ -46,6 +46,7 @@ from stepscope.tables.arrays import (
     climb,
     nearest_ancestor,
     self_and_ancestors,
+    unique,
     window_at,
 )
 
@@ -240,7 +241,7 @@ class _Grouped:
         kept, call = kept[innermost >= 0], innermost[innermost >= 0]
         size, device = memory["bytes"][kept].to_numpy(), texts(memory["device"][kept])
         on_host = device.where(["cpu"]) | (device.codes == NONE)
-        at = np.unique(call)
+        at = unique(call)
         own = self._chosen[at]
         rows, groups = self._everywhere(at)
         for (self_name, total_name), here in ((_MEMORY[:2], on_host), (_MEMORY[2:], ~on_host)):
@@ -265,7 +266,7 @@ class _Grouped:
     def _union(self, groups: Int32, slices: Rows) -> Int64:
         device, lengths = self._calls.device, np.zeros(self._count, np.int64)
         batches = np.cumsum(np.bincount(groups, minlength=self._count)) // _AT_ONCE
-        for number in np.unique(batches).tolist():
+        for number in unique(batches).tolist():
             rows = np.flatnonzero(batches[groups] == number)
             own = slices[rows]
             keys, lengths_of = intervals.union_by(groups[rows], device.start_ns[own], device.end_ns[own])

@@ -28,7 +28,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals, self_or_ancestor, window_at
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals, self_or_ancestor, unique, window_at
 
 _STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
@@ -287,8 +287,8 @@ class _Search:
         above = span.parent[own]
         own = own[(above < 0) | (around_any[np.maximum(above, 0)] < 0)]
         # tracks of nothing but the backward pass: what the engine does by itself there, such as sums of gradients
-        others = np.unique(span.tracks.codes[(types > 0) & (types != BACKWARD)])
-        engines = np.setdiff1d(np.unique(span.tracks.codes[types == BACKWARD]), [*others.tolist(), main])
+        others = unique(span.tracks.codes[(types > 0) & (types != BACKWARD)])
+        engines = np.setdiff1d(unique(span.tracks.codes[types == BACKWARD]), [*others.tolist(), main])
         types[own[np.isin(span.tracks.codes[own], engines)]] = BACKWARD
         types[own[span.tracks.codes[own] == main]] = OPERATORS
         return types
