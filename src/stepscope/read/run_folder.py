@@ -24,7 +24,6 @@ from msgspec.structs import asdict
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
-from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import streams
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, RawSeries, Row, Stretches, TraceRef
 from stepscope.read.text import (
@@ -39,7 +38,7 @@ from stepscope.read.text import (
     string,
     within,
 )
-from stepscope.schema import ACCOUNTING, MAX_ACCOUNTING_BYTES, RUN_PART
+from stepscope.schema import ACCOUNTING, MAX_ACCOUNTING_BYTES, PHASES, RUN_PART, STEP_COLUMNS
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
