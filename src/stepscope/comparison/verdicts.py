@@ -150,7 +150,10 @@ def verdict(
         return Verdict(SLOWER if slower else FASTER, said)
     # As wide as the interval may be when pairs end, plus as far off as its middle may be and still not matter.
     if distances[1] <= limits.width + threshold and not (excluded and size >= threshold):
-        text = f"no difference larger than {_at_most(distances[1])} %, {pairs}"
+        # rounded up, so that what is said to be no larger is not
+        value = distances[1] * 100
+        step = 1.0 if value >= 10 else 0.1 if value >= 0.1 else 0.01
+        text = f"no difference larger than {percent(max(step, math.ceil(value / step - 1e-9) * step) / 100)} %, {pairs}"
         return Verdict(NO_DIFFERENCE, text, resolution=distances[1])
     more = _more_pairs(effect, limits, 1 - alpha / max(1, candidates))
     more = more if at_most is None else min(more, at_most)
@@ -237,13 +240,6 @@ def _more_pairs(effect: Effect, limits: Limits, confidence: float) -> int:
     if abs(effect.ratio - 1) >= limits.threshold and size > 0:
         counts.append(_further(effect, size, confidence))
     return min(counts, default=1)
-
-
-def _at_most(fraction: float) -> str:
-    """Rounded up, so that what is said to be no larger is not."""
-    value = fraction * 100
-    step = 1.0 if value >= 10 else 0.1 if value >= 0.1 else 0.01
-    return percent(max(step, math.ceil(value / step - 1e-9) * step) / 100)
 
 
 def _pairs(count: int) -> str:

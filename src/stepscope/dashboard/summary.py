@@ -461,13 +461,9 @@ def _hottest(screen: Screen) -> Iterator[Block]:
 
 
 def _hot(row: Row, screen: Screen) -> dict[str, Any]:
-    return {"share": row["share"], "where": screen.place(row), "doing": _doing(row)}
-
-
-def _doing(row: Row) -> str:
     file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
     inside = f", in {plain(leaf)} ({plain(posixpath.basename(file))})" if leaf else ""
-    return f"{words.term(row['phase'])}{inside}"
+    return {"share": row["share"], "where": screen.place(row), "doing": f"{words.term(row['phase'])}{inside}"}
 
 
 def _waits(screen: Screen) -> Iterator[Block]:

@@ -201,9 +201,7 @@ class Listener(Interface):
     """Who shows progress."""
 
     def note(self, text: str) -> None: ...
-
     def starting_trial(self, number: int, asked: int, label: str, left_s: float | None) -> None: ...
-
     def finished_trial(self, trial: Trial, best: Trial | None) -> None: ...
 
 

@@ -133,7 +133,11 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     )
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
-    numbers = _numbers(judged)
+    # the number of each open call in the table: those of causes first, then by time
+    waits = judged.waits
+    first = [at for cause in judged.causes for at in cause.waits]
+    others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
+    numbers = {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
     causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
     notes = [*_notes(judged, absent, world)]
@@ -163,14 +167,6 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
         NONE,
         f"no call is open: all {things(count, 'call')} in the {dumps} had ended, and none lacks a rank of theirs",
     )
-
-
-def _numbers(judged: Judged) -> dict[int, int]:
-    """The number of each open call in the table: those of causes first, then by time."""
-    waits = judged.waits
-    first = [at for cause in judged.causes for at in cause.waits]
-    others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
-    return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
 
 
 # ------------------------------------------------------------------------------------------------------------- causes

@@ -54,7 +54,6 @@ def system_empty(context: PageContext) -> bool:
 
 
 def _telemetry(context: PageContext) -> Telemetry | None:
-
     between = None
     if context.scope.steps is not None:
         steps = context.run.tables.steps.drop_nulls(["start_ns", "wall_ns"])

@@ -67,7 +67,6 @@ def empty(context: PageContext) -> bool:
 
 def labelled(context: PageContext) -> LabelledSteps:
     """The steps of the scope with what makes each unusual: the first of a chosen range is no warm-up for that."""
-
     whole, chosen = context.base.labelled, context.scope.steps
     if chosen is None:
         return whole
@@ -76,7 +75,6 @@ def labelled(context: PageContext) -> LabelledSteps:
 
 def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     """What the steps of the scope cost, by kind. A kind without a steady step in it is measured by what there is."""
-
     read = context.run.analysis.steps
     if context.scope.steps is None:
         return read
@@ -215,7 +213,6 @@ def _profiled(context: PageContext) -> list[Block]:
 
 
 def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
-
     limit = EMBEDDED_PROFILED if context.embedded else PROFILED
     steps = list(item.steps)
     steps = pick(steps, positions([step.wall_ns for step in steps], limit))
