@@ -42,7 +42,6 @@ class Screen(Alone, frozen=True, kw_only=True):
         return self.report.views.get(name) or None
 
     def rows(self, name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = ()) -> list[Block]:
-        """A table of few rows."""
         return rows_table(self, f"screen/{name}", rows, title=title, notes=notes)
 
 

@@ -100,7 +100,6 @@ def show_search(document: Item, sections: Iterable[Iterable[Block]], console: Co
 
 
 def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
-    """Print what an operator takes alone."""
     show([summary.replayed(Alone(shorten=shorten), document)], console)
 
 
@@ -476,7 +475,6 @@ ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ")
 
 
 def glyphs_for(encoding: str) -> Glyphs:
-    """The set that `encoding` can carry."""
     try:
         UNICODE.fills.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -514,12 +512,10 @@ def _print(rows: Iterable[RenderableType | None], after: Iterable[Text], console
 
 
 def head(text: str) -> Text:
-    """The heading of a block."""
     return Text(text, style="bold")
 
 
 def quoted(code: str, indent: int, screen: Screen) -> Text:
-    """A line of source below its place."""
     return screen.line(f"{'':{indent}}{screen.glyphs.quote} {plain(code)}", "dim")
 
 
@@ -536,7 +532,6 @@ def indented(*rows: RenderableType) -> Padding:
 
 
 def labelled(rows: Iterable[tuple[str, Text]]) -> Table:
-    """A label before each text."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column()

@@ -278,7 +278,6 @@ class Engine:
         return Conclusion(found, number, trouble)
 
     def _left(self) -> int:
-        """Trials that are still to be made."""
         return space.count(self.request) - sum(trial.state != RUNNING for trial in self._study.trials())
 
     def _usual_s(self) -> float | None:

@@ -90,7 +90,6 @@ class Judged(Waits, frozen=True, dict=True):
         return [*found, None]
 
     def place(self, row: int) -> Place | None:
-        """The user's line that made a call."""
         return self._places[int(self.calls.stack[row])]
 
     def common_place(self, rows: Sequence[int]) -> Place | None:

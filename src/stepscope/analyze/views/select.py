@@ -91,7 +91,6 @@ class Source(Struct, frozen=True):
 
     @property
     def base(self) -> Base:
-        """The traces."""
         return self.context.base
 
     def chosen(self, selection: Selection) -> tuple[SpanRef, ...]:

@@ -40,7 +40,6 @@ TONES = ("warning", "plain", "note", "good")  # in which order lines are kept wh
 
 
 def findings(context: PageContext) -> list[Block]:
-    """The page of findings."""
     report = context.run.report(source=context.source)
     made = list(said(report, context))
     # causes by cost, each with what it explains behind it
@@ -97,7 +96,6 @@ def said(report: Report, context: PageContext) -> Iterator[Block]:
 
 
 def findings_empty(context: PageContext) -> bool:
-    """Whether nothing could be judged at all."""
     report = context.run.report(source=context.source)
     return not report.findings and not report.risks and not sentences.is_judged(report)
 
@@ -126,7 +124,6 @@ def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = Fals
 
 
 def overview(context: PageContext) -> list[Block]:
-    """The first page."""
     report = context.run.report(source=context.source)
     if overview_empty(context):
         return [*said(report, context), nothing(context)]
@@ -151,7 +148,6 @@ def overview(context: PageContext) -> list[Block]:
 
 
 def overview_empty(context: PageContext) -> bool:
-    """Whether there is neither a step nor a finding."""
     report = context.run.report(source=context.source)
     return report.steps is None and not _profiled(report) and findings_empty(context)
 

@@ -31,7 +31,6 @@ _OPTION = re.compile(r"^--[a-z]+(?: [^:]{0,200})?: ")  # what an error of the co
 
 
 def empty(context: PageContext) -> bool:
-    """Whether neither a stack was sampled nor a trace holds Python stacks."""
     if context.run.tables.stacks.height:
         return False
     views = context.run.analysis.views

@@ -34,7 +34,6 @@ CHARTS = (
 
 
 def system(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     found = _telemetry(context)
     analysis = context.run.analysis
     if found is None:
@@ -49,7 +48,6 @@ def system(context: PageContext) -> list[Block]:
 
 
 def system_empty(context: PageContext) -> bool:
-    """Whether there is neither telemetry nor anything else about the machine."""
     return context.run.tables.system.is_empty() and not list(_groups(context.run.analysis.machine))
 
 

@@ -78,13 +78,11 @@ class Shown(Struct, frozen=True):
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is nothing that a curve could be made of."""
     tables = context.run.tables
     return tables.metrics.is_empty() and tables.steps.is_empty() and tables.system.is_empty()
 
 
 def build(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     tables = context.run.tables
     wanted = processes(context.run, context.scope.worker)
     known = [process for process in curves.processes(tables) if wanted is None or process in wanted]

@@ -35,7 +35,6 @@ RECORD = "Record the training with stepscope, or mark its steps with stepscope.s
 
 
 def build(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     if empty(context):
         why = "None of the steps that are chosen is in this recording."
         if context.scope.steps is None:
@@ -61,7 +60,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def empty(context: PageContext) -> bool:
-    """Whether neither a journal nor a trace holds a step."""
     return not context.run.analysis.steps and not overviews(context)
 
 

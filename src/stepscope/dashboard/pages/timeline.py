@@ -70,7 +70,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is neither a step nor a slice to draw."""
     tables = context.base.tables
     return tables.steps.is_empty() and tables.events.is_empty() and tables.stretches.is_empty()
 
