@@ -360,33 +360,6 @@ def findings(
     }
 
 
-def timeline(
-    id: str,
-    *,
-    from_ns: int,
-    to_ns: int,
-    steps: Iterable[Mapping[str, Any]],
-    tracks: Iterable[Mapping[str, Any]],
-    window: Mapping[str, Any],
-    sliceable: bool,
-    details: Mapping[str, Any] | None = None,
-    notes: Iterable[str] = (),
-) -> Block:
-    """Tracks of slices. `window` is the first one, a stepscope.timeline/1 document with harmless names."""
-    return {
-        "kind": "timeline",
-        "id": id,
-        "from_ns": from_ns,
-        "to_ns": to_ns,
-        "steps": [cleaned(row) for row in steps],
-        "tracks": [cleaned(row) for row in tracks],
-        "window": {**window, "names": [plain(name) for name in window.get("names", ())]},
-        "notes": [plain(note, MAX_TEXT) for note in notes],
-        "sliceable": sliceable,
-        "details": None if details is None else {str(key): cleaned(item) for key, item in details.items()},
-    }
-
-
 def flame(id: str, document: Mapping[str, Any], first: str | None = None) -> Block:
     """A stepscope.flame/1 document; `first` is the key of the tree to begin with."""
     harmless = {name: [plain(each, MAX_TEXT) for each in document[name]] for name in ("names", "files")}

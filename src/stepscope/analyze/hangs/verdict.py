@@ -139,7 +139,6 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     numbers = {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
     causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
-    notes = [*_notes(judged, absent, world)]
     verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
     return HangVerdict(
         verdict=verdict,
@@ -153,7 +152,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
         world_size=world,
         absent=absent,
         disagreements=tuple(_disagreements(judged))[:MAX_DISAGREEMENTS],
-        notes=tuple(notes),
+        notes=tuple(_notes(judged, absent, world)),
     )
 
 

@@ -472,8 +472,7 @@ HANG_TABLES = frozenset({"pending-calls", "hang-ranks"})
 UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not made from traces
 
 
-def _made(make: Callable[[Any], Any]) -> Any:
-    return cached_property(make)
+_made: Callable[[Callable[[Any], Any]], Any] = cached_property
 
 
 class _SpanViews(SpanViews):
