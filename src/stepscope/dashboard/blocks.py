@@ -309,33 +309,6 @@ def drawn(
     return chart(sentence=sentence, help=help, **made)
 
 
-def overview(
-    *,
-    figures: Block,
-    bar: Mapping[str, Any] | None,
-    findings: Iterable[Mapping[str, Any]],
-    total: int,
-    risks: int,
-    healthy: str | None,
-    charts: Sequence[Block],
-    notes: Sequence[Block],
-    more_notes: int,
-) -> Block:
-    """One screen: figures, the parts of a step, the first of `total` findings and lines of text, small charts."""
-    return {
-        "kind": "overview",
-        "figures": figures,
-        "bar": cleaned(bar),
-        "findings": [cleaned(row) for row in findings],
-        "total": total,
-        "risks": risks,
-        "healthy": optional(healthy, MAX_TEXT),
-        "charts": list(charts),
-        "notes": list(notes),
-        "more_notes": more_notes,
-    }
-
-
 def folded(made: Iterable[Block]) -> list[Block]:
     """Blocks of which the title alone is seen until they are opened."""
     return [{**block, "folded": True} for block in made]

@@ -132,18 +132,20 @@ def overview(context: PageContext) -> list[Block]:
     notes = sorted(said(report, context), key=lambda block: TONES.index(block["tone"]))
     figures = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
     figures += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
+    healthy = sentences.healthy(report) if not found and sentences.is_judged(report) else None
     return [
-        blocks.overview(
-            figures=blocks.figures(figures),
-            bar=_bar(report),
-            findings=[{key: made[key] for key in ROW} for made in cards],
-            total=len(report.findings),
-            risks=len(report.risks),
-            healthy=sentences.healthy(report) if not found and sentences.is_judged(report) else None,
-            charts=[chart for chart in (_step_time(context, report), _loss(context)) if chart is not None],
-            notes=notes[:NOTES],
-            more_notes=max(len(notes) - NOTES, 0),
-        )
+        {
+            "kind": "overview",
+            "figures": blocks.figures(figures),
+            "bar": blocks.cleaned(_bar(report)),
+            "findings": [blocks.cleaned({key: made[key] for key in ROW}) for made in cards],
+            "total": len(report.findings),
+            "risks": len(report.risks),
+            "healthy": blocks.optional(healthy, blocks.MAX_TEXT),
+            "charts": [chart for chart in (_step_time(context, report), _loss(context)) if chart is not None],
+            "notes": notes[:NOTES],
+            "more_notes": max(len(notes) - NOTES, 0),
+        }
     ]
 
 
