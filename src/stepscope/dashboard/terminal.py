@@ -150,7 +150,11 @@ def show(
         console.size = (most, console.height)  # or Rich asks the system for it, several times a line
     screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps and not whole, whole)
     rows = (row for section in sections for row in (*_section(section, screen), None))
-    _print(rows, next_lines(steps), console, screen.width)
+    after = [
+        Text.assemble(("    " if number else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
+        for number, (label, text) in enumerate(steps)
+    ]
+    _print(rows, after, console, screen.width)
 
 
 def _section(section: Iterable[Block], screen: Screen) -> Rows:
@@ -538,9 +542,3 @@ def labelled(rows: Iterable[tuple[str, Text]]) -> Table:
     for label, text in rows:
         table.add_row(Text(label), text)
     return table
-
-
-def next_lines(steps: Iterable[tuple[str, str]]) -> Iterable[Text]:
-    """(what for, command or path) of what comes next."""
-    for number, (label, text) in enumerate(steps):
-        yield Text.assemble(("    " if number else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)

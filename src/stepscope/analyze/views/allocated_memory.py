@@ -46,7 +46,6 @@ from stepscope.tables.arrays import NONE, Bools, Int64, climb, self_and_ancestor
 NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
 NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
 LOST = "releases are missing: at the peak more of the recorded blocks seem to stand than were allocated"
-_PAIR_COUNTS = ("pairs", "unpaired_allocations", "unpaired_releases")
 
 
 def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode | None = None) -> MemoryView | None:
@@ -76,7 +75,11 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
     for _, device in devices:
         counts.update(device.pair_counts)
     for one in recorded_views:
-        counts.update({name: getattr(one, name) for name in _PAIR_COUNTS})
+        counts.update(
+            pairs=one.pairs,
+            unpaired_allocations=one.unpaired_allocations,
+            unpaired_releases=one.unpaired_releases,
+        )
     return _View(
         devices,
         recorded_views,
@@ -84,7 +87,9 @@ def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode 
         states=_joined(recorded_views, "states"),
         out_of_memory=_joined(recorded_views, "out_of_memory"),
         notes=tuple(dict.fromkeys(notes)),
-        **{name: counts[name] for name in _PAIR_COUNTS},
+        pairs=counts["pairs"],
+        unpaired_allocations=counts["unpaired_allocations"],
+        unpaired_releases=counts["unpaired_releases"],
     )
 
 
@@ -543,7 +548,8 @@ class DeviceMemory(Struct, frozen=True, dict=True):
         if pairs is None:
             return {}
         unpaired = int(np.count_nonzero(pairs.unreleased)) + pairs.unseen
-        return dict(zip(_PAIR_COUNTS, (len(pairs.allocation) - unpaired, unpaired, len(pairs.lone)), strict=True))
+        paired = len(pairs.allocation) - unpaired
+        return {"pairs": paired, "unpaired_allocations": unpaired, "unpaired_releases": len(pairs.lone)}
 
     @cached_property
     def peak(self) -> int:

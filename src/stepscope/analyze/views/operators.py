@@ -61,12 +61,6 @@ _DEVICE = (
 )
 _MEMORY = ("self_memory_bytes", "total_memory_bytes", "self_device_memory_bytes", "total_device_memory_bytes")
 _SHOWN = (*_KEYS, *_SUMS[:4], *_DEVICE[:4], *_MEMORY, "has_call_stack")  # of a row, as they are
-_PLUGIN = {
-    "device_self_duration": "device_self_sum_ns",
-    "device_total_duration": "device_total_sum_ns",
-    "host_self_duration": "host_self_ns",
-    "host_total_duration": "host_total_ns",
-}
 
 
 def table(
@@ -98,18 +92,22 @@ def table(
 
 def plugin_operators(rows: Sequence[OperatorRow]) -> list[dict[str, Any]]:
     """The rows under the names, in the units (µs) and with the rounding of the plugin's operator table."""
-    return [
-        {
-            "name": row.name,
-            "calls": row.calls,
-            **{name: round(ns / 1000) for name, key in _PLUGIN.items() if (ns := getattr(row, key)) is not None},
-            "tc_eligible": "Yes" if row.tensor_core_eligible else "No",
-            "tc_self_ratio": round(row.tensor_core_self_pct or 0.0, 2),
-            "tc_total_ratio": round(row.tensor_core_total_pct or 0.0, 2),
-            "has_call_stack": row.has_call_stack,
-        }
-        for row in rows
-    ]
+    figures = []
+    for row in rows:
+        device = {"device_self_duration": row.device_self_sum_ns, "device_total_duration": row.device_total_sum_ns}
+        host = {"host_self_duration": row.host_self_ns, "host_total_duration": row.host_total_ns}
+        figures.append(
+            {
+                "name": row.name,
+                "calls": row.calls,
+                **{name: round(ns / 1000) for name, ns in (device | host).items() if ns is not None},
+                "tc_eligible": "Yes" if row.tensor_core_eligible else "No",
+                "tc_self_ratio": round(row.tensor_core_self_pct or 0.0, 2),
+                "tc_total_ratio": round(row.tensor_core_total_pct or 0.0, 2),
+                "has_call_stack": row.has_call_stack,
+            }
+        )
+    return figures
 
 
 def _row(row: dict[str, Any], steps: int) -> OperatorRow:
