@@ -199,8 +199,10 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
         yield blocks.fact("Ranks", f"{_text(run['ranks'])}{world}")
     started, ended = run.get("started_ns"), run.get("ended_ns")
     if started is not None:
-        yield blocks.fact("Started", _date(started))
-        yield blocks.fact("Ended", _date(ended) if ended is not None else None, None if ended else "no end was written")
+        began, over = (words.moment(at, "%Y-%m-%d %H:%M:%S UTC") for at in (started, ended))
+        yield blocks.fact("Started", began or str(started))
+        over = over or (None if ended is None else str(ended))
+        yield blocks.fact("Ended", over, None if ended else "no end was written")
     if run.get("exit_status") is not None:
         yield blocks.fact("Exit status", str(run["exit_status"]), sentences.ended(run["exit_status"]))
     if trial := trial_line(report, context.shorten):
@@ -282,12 +284,3 @@ def _text(value: Any, key: str | None = None) -> str:
         more = f" and {len(value) - MAX_NESTED} more" if len(value) > MAX_NESTED else ""
         return ("; " if any("," in text for text in shown) else ", ").join(shown) + more
     return str(value)
-
-
-def _date(ns: int) -> str:
-    from datetime import datetime, timezone
-
-    try:
-        return datetime.fromtimestamp(ns / 1e9, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return str(ns)
