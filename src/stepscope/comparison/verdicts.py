@@ -131,7 +131,7 @@ def verdict(
     if effect is None:
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
     low, high = effect.low, effect.high
-    threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), _pairs(effect.pairs)
+    threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), things(effect.pairs, "pair")
     change = f"{percent(effect.ratio - 1, sign=True)} %"
     if low is None or high is None:
         said = f"{change} in {pairs}; an interval needs {thresholds.INTERVAL_PAIRS}"
@@ -226,7 +226,7 @@ def _by_median(mean: Effect, median: Effect) -> str:
     blurred = (mean.spread or 0.0) > thresholds.BLURRED * (median.spread or 0.0)
     return (
         f"{'slower' if slower else 'faster'} by {sizes[0]} % by the median step (95 %: {spans[0]} %), "
-        f"{_pairs(median.pairs)}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
+        f"{things(median.pairs, 'pair')}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
         f"{sizes[1]} % ({spans[1]} %)"
     )
 
@@ -240,10 +240,6 @@ def _more_pairs(effect: Effect, limits: Limits, confidence: float) -> int:
     if abs(effect.ratio - 1) >= limits.threshold and size > 0:
         counts.append(_further(effect, size, confidence))
     return min(counts, default=1)
-
-
-def _pairs(count: int) -> str:
-    return f"{count} {'pair' if count == 1 else 'pairs'}"
 
 
 def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:
