@@ -11,10 +11,14 @@ import stat
 import sys
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
 
 from stepscope import __version__
 from stepscope.schema import TABLES_SCHEMA
+
+_Kind = TypeVar("_Kind")
 
 
 def open_regular(path: Path | str, *, follow: bool = False) -> BinaryIO:
@@ -42,6 +46,14 @@ def read_small(path: Path | str, limit: int, *, follow: bool = False) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes", str(path))
     return data
+
+
+def decoded_small(path: Path, limit: int, kind: type[_Kind]) -> _Kind | None:
+    """A file of JSON of at most `limit` bytes; None where there is none, or none of this kind."""
+    try:
+        return msgspec.json.decode(read_small(path, limit), type=kind)
+    except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors, as is text that is no UTF-8
+        return None
 
 
 # What an entry is made by: the columns, and which file of it they are in.

@@ -12,16 +12,13 @@ from tests.dashboard.browser import Look, View
 from tests.dashboard.client import Dashboard
 from tests.dashboard.test_charts_in_browser import COLOURS
 from tests.dashboard.test_metrics_page import trained
-from tests.run_folders import make_run_folder
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """A dashboard of two trainings, and of a run that ended before its first step."""
     folder = tmp_path_factory.mktemp("metrics") / "runs"
     trained(folder, "first")
     trained(folder, "second", higher=1.0)
-    make_run_folder(folder, name="nothing", steps=[], agents=[], events=[])
     with Dashboard.start(folder) as dashboard:
         yield dashboard
 
@@ -116,12 +113,6 @@ def test_layers_are_drawn_and_told(metrics: Callable[..., View]) -> None:
     small = chart(view, "grad, layer by layer").get_by_role("img")
     assert small.count() == 3
     assert "1 not finite" in str(small.nth(1).get_attribute("aria-label"))
-
-
-def test_a_run_without_curves_says_why(metrics: Callable[..., View]) -> None:
-    view = metrics("nothing")
-    assert view.page.get_by_text("No curves").is_visible()
-    assert view.page.locator("section.chart").count() == 0
 
 
 def test_the_page_without_scripts_shows_curves_and_crosses(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_command_proves_all_knobs_of_a_finding_together(fabricated: Report, 
     assert "stepscope experiment --from " in str(command({"knob": "arg:--sizes", "value": "1,2"}))
 
 
-def made_up(**changes: Any) -> dict[str, Any]:
+def made_up() -> dict[str, Any]:
     rows = [card(f"f{at}", title=f"{HOSTILE} {LONG}", command=COMMAND if at else None) for at in range(3)]
     names = ("compute", "exposed communication", "exposed copies", "idle: waiting for data", "idle: synchronising")
     names += ("idle: launching", "idle: operators on the host", "idle: unknown")
@@ -88,10 +88,11 @@ def made_up(**changes: Any) -> dict[str, Any]:
         "Steady steps",
         "Paid",
     )
-    given: dict[str, Any] = {
+    return {
+        "kind": "overview",
         "figures": blocks.figures([blocks.figure(label, 3.6e-11, "ns") for label in labels]),
         "bar": {"title": "Where a mean step goes", "sentence": "Of a mean step.", "parts": bar},
-        "findings": rows,
+        "findings": list(map(blocks.cleaned, rows)),
         "total": 900,
         "risks": 2,
         "healthy": None,
@@ -102,7 +103,6 @@ def made_up(**changes: Any) -> dict[str, Any]:
         ],
         "more_notes": 4,
     }
-    return blocks.overview(**{**given, **changes})
 
 
 def test_it_is_one_screen_whatever_it_holds(show_made_up: Callable[..., View]) -> None:

@@ -91,7 +91,6 @@ class Job:
         return {"job": self.id, "state": self.state, "exit_status": status, "seconds": round(took_s, 1)}
 
     def tail(self) -> list[str]:
-        """The last lines of its output."""
         return bytes(self._tail).decode("utf-8", "replace").replace("\r", "\n").splitlines()
 
     def stop(self, reason: str, grace_s: float = GRACE_S) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
@@ -14,7 +12,7 @@ from msgspec import Meta, Struct
 
 from stepscope.agents.jobs import CANCELLED, Job, OpenRuns, is_search
 from stepscope.errors import UsageError
-from stepscope.report import brief
+from stepscope.report import brief, words
 from stepscope.report.brief import Page, answer
 
 Row = dict[str, Any]
@@ -80,16 +78,9 @@ class ListRuns(Listing, frozen=True, kw_only=True):
                 told = entry(place)
                 row = {key: told[key] for key in IN_LIST if told[key] not in (None, [])}
                 if told["started_ns"]:
-                    row["started"] = _date(told["started_ns"])
+                    row["started"] = words.moment(told["started_ns"], "%Y-%m-%dT%H:%M:%S+00:00")
             rows.append(row)
         return answer({"folder": str(runs.root)}, "runs", rows, self.page)
-
-
-def _date(time_ns: int) -> str | None:
-    """In UTC; None for a time that no clock shows."""
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="seconds")
-    return None
 
 
 class Findings(Listing, frozen=True, kw_only=True):

@@ -61,11 +61,9 @@ class Curve(NamedTuple):
     values: Floats
 
     def step(self, at: int) -> int | None:
-        """The step of a value."""
         return int(self.steps[at]) if self.steps[at] != NONE else None
 
     def where(self, chosen: Bools) -> Curve:
-        """Some of the values."""
         return self._replace(steps=self.steps[chosen], times_ns=self.times_ns[chosen], values=self.values[chosen])
 
 

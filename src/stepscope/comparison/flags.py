@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from stepscope.analyze.input.loader import known_cores
 from stepscope.analyze.machine import cores, hardware
-from stepscope.analyze.machine.readings import average, growths, level
+from stepscope.analyze.machine.readings import average, growths, level, rank_pids, worker_pids
 from stepscope.analyze.memory_losses import memory_readings
 from stepscope.comparison import thresholds
 from stepscope.comparison.measured_steps import MeasuredSteps
 from stepscope.engine.journal import event_data, mean
-from stepscope.engine.step_labels import COMPILING, label
+from stepscope.engine.step_labels import compiling, label
 from stepscope.model import Analysis
 from stepscope.model.comparison import APPLIED, REFUSED, AppliedKnob, Flag, Measure, standing
 from stepscope.model.counted import things
@@ -56,8 +56,7 @@ def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
     found = readings(tables, measured)
     if found is None:
         return by_step
-    ranks = [rank.pid for rank in tables.ranks]
-    workers = tables.processes.filter(pl.col("role") == "loader_worker")["pid"].drop_nulls().unique().to_list()
+    ranks, workers = rank_pids(tables), worker_pids(tables)
     delay = average(growths(found, "run_delay_ns", ranks))
     clocks = [gpu.clock_mhz for gpu in hardware.gpu_clocks(tables, found)]
     figures = {
@@ -221,16 +220,12 @@ def _machine(tables: Tables, measured: MeasuredSteps, figures: Mapping[str, floa
 
 
 def _recompiles(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
-    kinds = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
-    journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")
-    compiling = pl.concat([kinds, journal]).drop_nulls().unique()
-    struck = measured.rows.join(compiling, on=["process", "step"], how="semi").sort("process", "step")
+    struck = measured.rows.join(compiling(tables), on=["process", "step"], how="semi").sort("process", "step")
     if struck.is_empty():
         return
     steps = struck["step"].unique().sort().to_list()
     throughout = _throughout(steps, measured)
-    many = "" if len(steps) == 1 else "s"
-    text = f"something was compiled in {len(steps)} measured step{many}, first in step {steps[0]}"
+    text = f"something was compiled in {things(len(steps), 'measured step')}, first in step {steps[0]}"
     text += ", again and again" if throughout else ": warm-up was not over"
     yield Flag("recompiles", text, f"{struck['process'][0]}/events.jsonl", withholds=not throughout)
 

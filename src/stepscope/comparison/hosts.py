@@ -10,7 +10,7 @@ from statistics import fmean
 import msgspec
 from msgspec import Struct, field
 
-from stepscope.files import read_small
+from stepscope.files import decoded_small, read_small
 from stepscope.model.comparison import HostHistory
 from stepscope.read.run_folder import machines_of, ranks_in
 from stepscope.read.streams import natural
@@ -142,12 +142,9 @@ def _judged(found: RunOnHosts, judged: Iterable[str], stragglers: Iterable[KeptL
 def _hosts_of_ranks(folder: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for rank in sorted(ranks_in(folder))[:MOST_RANKS]:
-        try:
-            host = msgspec.json.decode(read_small(folder / f"rank-{rank}" / "rank.json", MAX_BYTES), type=_Rank).host
-        except (OSError, ValueError, RecursionError):
-            continue
-        if host is not None:
-            found[rank] = host
+        told = decoded_small(folder / f"rank-{rank}" / "rank.json", MAX_BYTES, _Rank)
+        if told is not None and told.host is not None:
+            found[rank] = told.host
     return found
 
 

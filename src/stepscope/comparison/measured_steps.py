@@ -78,7 +78,9 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
     first = ("process", "step", "start_ns", "wall_ns")
     order = [*first, *(name for name in steps.columns if name not in first)]  # all: damaged rows may be equal in some
     own = steps.filter(pl.col("kind") == kind).sort(order, nulls_last=True)
-    limit = _step_limit(tables)
+    options = (manifest.get("options") for manifest in tables.manifests)
+    limits = (integer(one.get("max_steps")) for one in options if isinstance(one, dict))
+    limit = next((limit for limit in limits if limit is not None and limit > 0), None)
     if limit is not None:  # the command is told to stop, and takes a few more steps until it does
         own = own.filter(pl.int_range(pl.len()).over("process") < limit)
     own = own.with_columns(
@@ -106,12 +108,6 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
         recorded=min(part.height for part in own.partition_by("process")),
         limit=limit,
     )
-
-
-def _step_limit(tables: Tables) -> int | None:
-    options = (manifest.get("options") for manifest in tables.manifests)
-    limits = (integer(one.get("max_steps")) for one in options if isinstance(one, dict))
-    return next((limit for limit in limits if limit is not None and limit > 0), None)
 
 
 def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:

@@ -131,7 +131,7 @@ def verdict(
     if effect is None:
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
     low, high = effect.low, effect.high
-    threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), _pairs(effect.pairs)
+    threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), things(effect.pairs, "pair")
     change = f"{percent(effect.ratio - 1, sign=True)} %"
     if low is None or high is None:
         said = f"{change} in {pairs}; an interval needs {thresholds.INTERVAL_PAIRS}"
@@ -150,7 +150,10 @@ def verdict(
         return Verdict(SLOWER if slower else FASTER, said)
     # As wide as the interval may be when pairs end, plus as far off as its middle may be and still not matter.
     if distances[1] <= limits.width + threshold and not (excluded and size >= threshold):
-        text = f"no difference larger than {_at_most(distances[1])} %, {pairs}"
+        # rounded up, so that what is said to be no larger is not
+        value = distances[1] * 100
+        step = 1.0 if value >= 10 else 0.1 if value >= 0.1 else 0.01
+        text = f"no difference larger than {percent(max(step, math.ceil(value / step - 1e-9) * step) / 100)} %, {pairs}"
         return Verdict(NO_DIFFERENCE, text, resolution=distances[1])
     more = _more_pairs(effect, limits, 1 - alpha / max(1, candidates))
     more = more if at_most is None else min(more, at_most)
@@ -223,7 +226,7 @@ def _by_median(mean: Effect, median: Effect) -> str:
     blurred = (mean.spread or 0.0) > thresholds.BLURRED * (median.spread or 0.0)
     return (
         f"{'slower' if slower else 'faster'} by {sizes[0]} % by the median step (95 %: {spans[0]} %), "
-        f"{_pairs(median.pairs)}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
+        f"{things(median.pairs, 'pair')}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
         f"{sizes[1]} % ({spans[1]} %)"
     )
 
@@ -237,17 +240,6 @@ def _more_pairs(effect: Effect, limits: Limits, confidence: float) -> int:
     if abs(effect.ratio - 1) >= limits.threshold and size > 0:
         counts.append(_further(effect, size, confidence))
     return min(counts, default=1)
-
-
-def _at_most(fraction: float) -> str:
-    """Rounded up, so that what is said to be no larger is not."""
-    value = fraction * 100
-    step = 1.0 if value >= 10 else 0.1 if value >= 0.1 else 0.01
-    return percent(max(step, math.ceil(value / step - 1e-9) * step) / 100)
-
-
-def _pairs(count: int) -> str:
-    return f"{count} {'pair' if count == 1 else 'pairs'}"
 
 
 def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:

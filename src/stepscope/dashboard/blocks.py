@@ -286,33 +286,10 @@ def chart(
 
 
 def axis(label: str, values: Iterable[Any], *, log: bool = False, choices: Sequence[str] = ()) -> dict[str, Any]:
-    """One axis of `parallel`: a value for each line, or the number of its choice; null where a line has none."""
+    """One of parallel axes: a value for each line, or the number of its choice; null where a line has none."""
     known = list(choices)
     placed = [known.index(value) if value in known else None for value in values] if known else map(number, values)
     return {"label": plain(label), "log": log, "choices": [plain(each) for each in known], "values": list(placed)}
-
-
-def parallel(
-    id: str,
-    title: str,
-    axes: Iterable[Mapping[str, Any]],
-    names: Iterable[str],
-    *,
-    shade: int,
-    more_is_better: bool,
-    sentence: str,
-) -> Block:
-    """Lines through parallel axes, one for each of `names`, coloured by their value on the axis number `shade`."""
-    return {
-        "kind": "parallel",
-        "id": id,
-        "title": plain(title),
-        "sentence": plain(sentence, MAX_TEXT),
-        "axes": [dict(each) for each in axes],
-        "names": [plain(name) for name in names],
-        "shade": shade,
-        "more_is_better": more_is_better,
-    }
 
 
 def drawn(
@@ -330,33 +307,6 @@ def drawn(
     ]
     help = meaning(*of) if text is None else help_(text, "utilisation" if "utilisation" in text else None)
     return chart(sentence=sentence, help=help, **made)
-
-
-def overview(
-    *,
-    figures: Block,
-    bar: Mapping[str, Any] | None,
-    findings: Iterable[Mapping[str, Any]],
-    total: int,
-    risks: int,
-    healthy: str | None,
-    charts: Sequence[Block],
-    notes: Sequence[Block],
-    more_notes: int,
-) -> Block:
-    """One screen: figures, the parts of a step, the first of `total` findings and lines of text, small charts."""
-    return {
-        "kind": "overview",
-        "figures": figures,
-        "bar": cleaned(bar),
-        "findings": [cleaned(row) for row in findings],
-        "total": total,
-        "risks": risks,
-        "healthy": optional(healthy, MAX_TEXT),
-        "charts": list(charts),
-        "notes": list(notes),
-        "more_notes": more_notes,
-    }
 
 
 def folded(made: Iterable[Block]) -> list[Block]:
@@ -380,33 +330,6 @@ def findings(
         "healthy": optional(healthy, MAX_TEXT),
         "abstained": [{"rule": plain(row["rule"]), "needs": plain(row["needs"], MAX_TEXT)} for row in abstained],
         "ignored": [{"rule": plain(row["rule"]), "reason": plain(row["reason"], MAX_TEXT)} for row in ignored],
-    }
-
-
-def timeline(
-    id: str,
-    *,
-    from_ns: int,
-    to_ns: int,
-    steps: Iterable[Mapping[str, Any]],
-    tracks: Iterable[Mapping[str, Any]],
-    window: Mapping[str, Any],
-    sliceable: bool,
-    details: Mapping[str, Any] | None = None,
-    notes: Iterable[str] = (),
-) -> Block:
-    """Tracks of slices. `window` is the first one, a stepscope.timeline/1 document with harmless names."""
-    return {
-        "kind": "timeline",
-        "id": id,
-        "from_ns": from_ns,
-        "to_ns": to_ns,
-        "steps": [cleaned(row) for row in steps],
-        "tracks": [cleaned(row) for row in tracks],
-        "window": {**window, "names": [plain(name) for name in window.get("names", ())]},
-        "notes": [plain(note, MAX_TEXT) for note in notes],
-        "sliceable": sliceable,
-        "details": None if details is None else {str(key): cleaned(item) for key, item in details.items()},
     }
 
 
@@ -434,11 +357,9 @@ def column_meaning(table: str, key: str) -> Help | None:
 
 
 def _definition_of(record: str, key: str) -> Definition | None:
-    if not record:
-        return None
     from stepscope.report.definitions import definition_of  # reads all definitions, which a terminal does not need
 
-    return definition_of(record, key)
+    return definition_of(record, key) if record else None
 
 
 def _defined(key: str, found: Definition | None) -> Help | None:
@@ -533,7 +454,6 @@ def sentence(words: str) -> str:
 
 
 def capital(words: str) -> str:
-    """With a capital letter in front."""
     return words[:1].upper() + words[1:]
 
 
@@ -575,7 +495,6 @@ def measures(record: Any, declared: str, *, of: str = "") -> list[dict[str, Any]
 
 
 def figures(items: Iterable[Mapping[str, Any]], title: str | None = None) -> Block:
-    """Figures side by side."""
     return {"kind": "figures", "title": optional(title), "items": [dict(item) for item in items]}
 
 
@@ -589,7 +508,6 @@ def fact(label: str, value: Any, note: str | None = None) -> dict[str, Any]:
 
 
 def facts(title: str, rows: Iterable[Mapping[str, Any]]) -> Block:
-    """Rows made by `fact`."""
     return {"kind": "facts", "title": plain(title), "rows": [dict(row) for row in rows]}
 
 
@@ -738,7 +656,6 @@ def rows_table(
     notes: Iterable[str] = (),
     total: int | None = None,
     limit: int | None = None,
-    sorted_by: str | None = None,
 ) -> list[Block]:
     """The table that is declared by this name, `id` on its page; nothing where there is no row.
 
@@ -755,23 +672,9 @@ def rows_table(
         if row[each.key] is not None and (row[each.key] or "quiet" not in each.flags)
     }
     used = [each for each in own if (declared.whole or each.key in says) and each.key not in without]
-    shown = table(
-        id or name.rpartition("/")[2],
-        declared.title if title is None else title,
-        # nobody points at a column on a terminal or on paper, and reading all definitions takes time
-        heads("" if isinstance(context, Alone) else declared.record, used),
-        made,
-        limit=context.limit if limit is None else limit,
-        total=total,
-        sorted_by=sorted_by or declared.sorted_by,
-        notes=(*declared.notes, *notes),
-    )
-    return [shown] if made else []
-
-
-def heads(record: str, columns: Iterable[Col]) -> list[dict[str, Any]]:
-    """The columns of a table on `record`."""
-    return [
+    # nobody points at a column on a terminal or on paper, and reading all definitions takes time
+    record = "" if isinstance(context, Alone) else declared.record
+    heads = [
         column(
             each.key,
             each.label,
@@ -781,9 +684,20 @@ def heads(record: str, columns: Iterable[Col]) -> list[dict[str, Any]]:
             signed="signed" in each.flags,
             place=each.key == PLACE,
         )
-        for each in columns
+        for each in used
         if "hidden" not in each.flags
     ]
+    shown = table(
+        id or name.rpartition("/")[2],
+        declared.title if title is None else title,
+        heads,
+        made,
+        limit=context.limit if limit is None else limit,
+        total=total,
+        sorted_by=declared.sorted_by,
+        notes=(*declared.notes, *notes),
+    )
+    return [shown] if made else []
 
 
 def _cell(column: Col, row: Row, context: PageContext | Alone) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -119,15 +118,8 @@ def _causes(row: Row) -> str | None:
     return ", ".join(said) or None
 
 
-def _day(time_ns: int | None) -> str | None:
-    try:
-        return None if time_ns is None else f"{datetime.fromtimestamp(time_ns / 1e9, tz=timezone.utc):%Y-%m-%d}"
-    except (OverflowError, ValueError, OSError):
-        return None
-
-
 _HOST = {
     "causes": _causes,
-    "last_seen_ns": lambda row: _day(row["last_seen_ns"]),
-    "last_late_ns": lambda row: _day(row["last_late_ns"]),
+    "last_seen_ns": lambda row: words.moment(row["last_seen_ns"], "%Y-%m-%d"),
+    "last_late_ns": lambda row: words.moment(row["last_late_ns"], "%Y-%m-%d"),
 }

@@ -108,13 +108,11 @@ def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str,
 
 
 def _context(run: api.Run, report: Report, source: bool) -> PageContext:
-
     shown = run.showing(report)
     return PageContext(shown, shown, limit=EMBEDDED_ROWS, boxes=EMBEDDED_BOXES, embedded=True, source=source)
 
 
 def _documents(context: PageContext, report: Report) -> dict[str, dict[str, Any]]:
-
     made = {key: _page_document(context, key) for key in PAGES}
     empty = [
         key
@@ -176,7 +174,6 @@ def _head(name: str, *given: Any, **known: Any) -> dict[str, dict[str, Any]]:
 
 
 def _page(built: bundle.Bundle, name: str, found: Documents, without_scripts: str) -> str:
-
     scripts = [inline_script(text) for text in built.scripts]
     styles = [inline_style(text) for text in built.styles]
     policy = _POLICY.format(scripts=static_page.hashes(scripts), styles=static_page.hashes([*styles, STYLE]))

@@ -42,7 +42,6 @@ class Screen(Alone, frozen=True, kw_only=True):
         return self.report.views.get(name) or None
 
     def rows(self, name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = ()) -> list[Block]:
-        """A table of few rows."""
         return rows_table(self, f"screen/{name}", rows, title=title, notes=notes)
 
 
@@ -461,13 +460,9 @@ def _hottest(screen: Screen) -> Iterator[Block]:
 
 
 def _hot(row: Row, screen: Screen) -> dict[str, Any]:
-    return {"share": row["share"], "where": screen.place(row), "doing": _doing(row)}
-
-
-def _doing(row: Row) -> str:
     file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
     inside = f", in {plain(leaf)} ({plain(posixpath.basename(file))})" if leaf else ""
-    return f"{words.term(row['phase'])}{inside}"
+    return {"share": row["share"], "where": screen.place(row), "doing": f"{words.term(row['phase'])}{inside}"}
 
 
 def _waits(screen: Screen) -> Iterator[Block]:

@@ -100,7 +100,6 @@ def show_search(document: Item, sections: Iterable[Iterable[Block]], console: Co
 
 
 def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
-    """Print what an operator takes alone."""
     show([summary.replayed(Alone(shorten=shorten), document)], console)
 
 
@@ -151,7 +150,11 @@ def show(
         console.size = (most, console.height)  # or Rich asks the system for it, several times a line
     screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps and not whole, whole)
     rows = (row for section in sections for row in (*_section(section, screen), None))
-    _print(rows, next_lines(steps), console, screen.width)
+    after = [
+        Text.assemble(("    " if number else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)
+        for number, (label, text) in enumerate(steps)
+    ]
+    _print(rows, after, console, screen.width)
 
 
 def _section(section: Iterable[Block], screen: Screen) -> Rows:
@@ -476,7 +479,6 @@ ASCII = Glyphs(fills="#=+-:o.", quote="|", separator=", ")
 
 
 def glyphs_for(encoding: str) -> Glyphs:
-    """The set that `encoding` can carry."""
     try:
         UNICODE.fills.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -514,12 +516,10 @@ def _print(rows: Iterable[RenderableType | None], after: Iterable[Text], console
 
 
 def head(text: str) -> Text:
-    """The heading of a block."""
     return Text(text, style="bold")
 
 
 def quoted(code: str, indent: int, screen: Screen) -> Text:
-    """A line of source below its place."""
     return screen.line(f"{'':{indent}}{screen.glyphs.quote} {plain(code)}", "dim")
 
 
@@ -536,16 +536,9 @@ def indented(*rows: RenderableType) -> Padding:
 
 
 def labelled(rows: Iterable[tuple[str, Text]]) -> Table:
-    """A label before each text."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column()
     for label, text in rows:
         table.add_row(Text(label), text)
     return table
-
-
-def next_lines(steps: Iterable[tuple[str, str]]) -> Iterable[Text]:
-    """(what for, command or path) of what comes next."""
-    for number, (label, text) in enumerate(steps):
-        yield Text.assemble(("    " if number else "Next", "bold"), (f"  {label:<14}  ", "dim"), text)

@@ -77,7 +77,6 @@ class CallTree(Struct, frozen=True, dict=True):
 
 
 def call_tree(tables: Tables) -> CallTree:
-    """The tree of the tables `nodes` and `frames`."""
     nodes, frames = tables.nodes, tables.frames
     return CallTree(
         parent=nodes["parent"].fill_null(NONE).to_numpy().astype(np.int32),

@@ -368,7 +368,7 @@ class _Window:
 
     def fitted(self) -> Fit:
         for _ in range(3 * ROUNDS):
-            found = self._fit(self._ends(self.small))
+            found = fit(self._ends(self.small), len(self.unit_host), self.calls, 1e-6 * USUAL_PPM * self.half, None)
             if not (self._cut(found) or self._leave_work(found) or self._refuse(found)):
                 break
         claimed = found.known & (found.count >= MIN_CALLS)
@@ -378,9 +378,6 @@ class _Window:
         hosts = {self.unit_host[unit] for unit in np.flatnonzero(self.main)}
         self.candidates = frozenset(hosts or unique(self.members.host).tolist())
         return found
-
-    def _fit(self, ends: Ends, fixed: Bools | None = None) -> Fit:
-        return fit(ends, len(self.unit_host), self.calls, 1e-6 * USUAL_PPM * self.half, fixed)
 
     def _ends(self, calls: Bools) -> Ends:
         """Middle ends of each host in these calls, where at least two hosts are left."""

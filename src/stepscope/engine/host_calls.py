@@ -205,12 +205,15 @@ def profiled_calls(
             own = [step for process, step in seen if process == part.span.ref.process]
             part.inside = np.isin(part.step, own)
     phase_ms = _phase_ms(labelled, seen)
+    traces = sorted({part.span.ref.trace for part in parts})
+    shown = traces[0] if traces else "trace"
+    shown = shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"
     return ProfiledCalls(
         parts=tuple(parts),
         steps=max(len(seen), 1),
         ratio={name: steady / window for name, (window, steady) in phase_ms.items()},
         phase_ms=phase_ms,
-        source=_source(sorted({part.span.ref.trace for part in parts}), len(seen), all_steps),
+        source=f"{shown}, the first {len(seen)} of {things(all_steps, 'step')}" if all_steps is not None else shown,
         step_times_known=bool(seen),
         has_functions=any(part.span.is_function[part.rows].any() for part in parts),
     )
@@ -292,9 +295,3 @@ def _phase_ms(labelled: LabelledSteps, seen: Iterable[tuple[str, int]]) -> dict[
         if isinstance(window, float) and isinstance(steady, float) and window > 0:
             means[name] = (window / 1e6, steady / 1e6)
     return means
-
-
-def _source(traces: list[str], steps: int, all_steps: int | None) -> str:
-    shown = traces[0] if traces else "trace"
-    shown = shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"
-    return f"{shown}, the first {steps} of {things(all_steps, 'step')}" if all_steps is not None else shown

@@ -59,7 +59,7 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
         steps = steps.with_columns(incomplete=pl.lit(False), edge=pl.lit(False))
     else:
         steps = _as_cut(steps, cut)
-    steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
+    steps = steps.sort("process", "step").join(compiling(tables), on=["process", "step"], how="left")
     steps = steps.join(monitored(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
@@ -104,12 +104,11 @@ def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _compiling(tables: Tables) -> pl.DataFrame:
-    """(process, step) of steps in which something was compiled or tried to be; graph breaks and the like are none."""
+def compiling(tables: Tables) -> pl.DataFrame:
+    """(process, step, compiling) of steps in which something was compiled or tried to be; graph breaks are none."""
     journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")
     compiles = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
-    both = pl.concat([journal, compiles]).drop_nulls().unique()
-    return both.with_columns(pl.lit(True).alias("compiling"))
+    return pl.concat([journal, compiles]).drop_nulls().unique().with_columns(pl.lit(True).alias("compiling"))
 
 
 def monitored(tables: Tables) -> pl.DataFrame:

@@ -61,9 +61,7 @@ class Listener(Interface):
     """Who shows progress. `left` are the runs to come at least, `left_s` what they take, None while not known."""
 
     def note(self, text: str) -> None: ...
-
     def starting(self, slot: Slot, number: int, left: int | None, left_s: float | None) -> None: ...
-
     def finished(self, made: Made, experiment: Experiment | None) -> None: ...
 
 

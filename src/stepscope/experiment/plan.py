@@ -180,7 +180,6 @@ def _knobs_of(text: str) -> list[Knob]:
 
 
 def _twice(names: Iterable[str]) -> str | None:
-    """The first name that is there more than once."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 

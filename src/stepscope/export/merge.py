@@ -254,7 +254,6 @@ class Window(Struct, frozen=True):
     categories: frozenset[str] | None = None
 
     def asks_for(self, category: Any) -> bool:
-        """Whether events of a category are wanted."""
         return self.categories is None or (isinstance(category, str) and category.casefold() in self.categories)
 
     def keeps_slice(self, entry: Entry, start: int, end: int, launched: frozenset[int]) -> bool:
@@ -272,7 +271,6 @@ class Window(Struct, frozen=True):
         return self.of_steps and start >= self.end_ns and on_device and correlation_of(entry) in launched
 
     def keeps_moment(self, entry: Entry, time: int) -> bool:
-        """Whether an instant or a counter stays."""
         asked = self.asks_for(entry.cat) or (entry.name == MEMORY and self.asks_for("memory"))
         return self.start_ns <= time < self.end_ns and asked
 
@@ -329,7 +327,6 @@ class Cut(Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether every event of the chosen ranks is wanted."""
         return self.steps is None and self.range_ns is None and not self.categories
 
 

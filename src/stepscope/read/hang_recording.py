@@ -258,7 +258,10 @@ class DumpReader:
             records.append(record)
             number = known.get(name)
             if number is None:
-                number = known[name] = self._group(name, config)
+                told = config.get(name[0])
+                ranks = self._members(told.get("ranks")) if isinstance(told, dict) else None
+                made = GroupName(clean(name[0])[:MAX_NAME], clean(name[1])[:MAX_NAME], ranks)
+                number = known[name] = self.groups.setdefault(made, len(self.groups))
             for append, value in zip(add, (number, *values), strict=True):
                 append(value)
         calls = CallColumns(
@@ -340,12 +343,6 @@ class DumpReader:
     def stack(self, frames: Iterable[Frame | None]) -> int:
         made = tuple(frame for frame in frames if frame is not None)
         return self.stacks.setdefault(made, len(self.stacks))
-
-    def _group(self, name: tuple[str, str], config: dict[str, Any]) -> int:
-        told = config.get(name[0])
-        ranks = self._members(told.get("ranks")) if isinstance(told, dict) else None
-        made = GroupName(clean(name[0])[:MAX_NAME], clean(name[1])[:MAX_NAME], ranks)
-        return self.groups.setdefault(made, len(self.groups))
 
     def _members(self, told: Any) -> tuple[int, ...] | None:
         """Ranks as a list, or as the text "[0, 1]" that torch writes; None where they are neither or empty."""

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.errors import EnvironmentRefusal
-from stepscope.files import read_small
+from stepscope.files import decoded_small
 from stepscope.model.replay import SCHEMA, OperatorReplay, OperatorReplays
 from stepscope.report import outputs, words
 from stepscope.report.escape import json_bytes, one_line, plain, plain_mapping
@@ -24,11 +22,8 @@ Row = Mapping[str, Any]
 
 def kept(folder: Path) -> tuple[OperatorReplay, ...]:
     """The replays that lie beside a run, the newest first; none where the file is absent or cannot be read."""
-    try:
-        found = msgspec.json.decode(read_small(folder / NAME, MAX_FILE_BYTES), type=OperatorReplays)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ()
-    return found.replays[:MAX_REPLAYS] if found.schema == SCHEMA else ()
+    found = decoded_small(folder / NAME, MAX_FILE_BYTES, OperatorReplays)
+    return found.replays[:MAX_REPLAYS] if found is not None and found.schema == SCHEMA else ()
 
 
 def keep(folder: Path, replay: OperatorReplay) -> Path | None:

@@ -89,6 +89,16 @@ def percent(share: float | None) -> str:
     return f"{value:.1f}".removesuffix(".0") + " %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def moment(time_ns: float | None, form: str) -> str | None:
+    """A time in UTC, in the form of `strftime`; None for one that no clock shows."""
+    from datetime import datetime, timezone
+
+    try:
+        return None if time_ns is None else datetime.fromtimestamp(time_ns / 1e9, timezone.utc).strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
 def money(value: float | None) -> str:
     """An amount of the user's currency, with two digits however small it is: 1,234, 0.0123, 0.00041."""
     if value is None or value == 0 or abs(value) >= SMALLEST:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,20 @@ def trackio(run: Exported, target: Target) -> Sent:
         rows = [(name, row["timestamp"], row["step"]) for row in held for name in row.keys() - {"timestamp", "step"}]
         schema = {"name": pl.String, "time": pl.String, "step": pl.Int64}
         new = missing(points, pl.DataFrame(rows, schema=schema, orient="row"), _KEYS)
-        _log(database, project, run, identity, new, wait)
+        times = dict(new.select("time_ns", "time").unique().iter_rows())
+        logged = [(step, times[time_ns], values) for time_ns, step, values in moments(new)]
+        for start in range(0, len(logged), BATCH):
+            wait(PATIENCE_S)
+            part = logged[start : start + BATCH]
+            database.bulk_log(
+                project=project,
+                run=run.name,
+                run_id=identity,
+                metrics_list=[values for _, _, values in part],
+                steps=[step for step, _, _ in part],
+                timestamps=[time for _, time, _ in part],
+                config=run.config if start == 0 else None,
+            )
         wait(0)
         run.findings  # noqa: B018 - made once; the report may take a while and is our own work
         wait(PATIENCE_S)
@@ -63,27 +75,6 @@ def trackio(run: Exported, target: Target) -> Sent:
             write_file(page, run.page, make_folder=True)
     shown = f"TRACKIO_DIR={shlex.quote(str(folder))} trackio show --project {shlex.quote(project)}"
     return Sent(str(database.get_project_db_path(project)), new.height, (), shown)
-
-
-def _log(
-    database: Any, project: str, run: Exported, identity: str, new: pl.DataFrame, wait: Callable[[float], None]
-) -> None:
-    if new.is_empty():
-        return
-    times = dict(new.select("time_ns", "time").unique().iter_rows())
-    rows = [(step, times[time_ns], values) for time_ns, step, values in moments(new)]
-    for start in range(0, len(rows), BATCH):
-        wait(PATIENCE_S)
-        part = rows[start : start + BATCH]
-        database.bulk_log(
-            project=project,
-            run=run.name,
-            run_id=identity,
-            metrics_list=[values for _, _, values in part],
-            steps=[step for step, _, _ in part],
-            timestamps=[time for _, time, _ in part],
-            config=run.config if start == 0 else None,
-        )
 
 
 def _alert(database: Any, project: str, run: Exported, identity: str) -> None:

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from stepscope.errors import EnvironmentRefusal, UsageError
-from stepscope.files import read_small
+from stepscope.files import decoded_small
 from stepscope.report.outputs import write_file
 from stepscope.sinks import AGAIN_S, PATIENCE_S, PROJECT, Sent, Target, library, speaking_for
 from stepscope.sinks.exported import PAGE, Exported, moments
@@ -62,7 +62,10 @@ def wandb(run: Exported, target: Target) -> Sent:
     with speaking_for("W&B", ADVICE) as wait:
         theirs = tool.setup().settings
         base = Path(target.out or os.environ.get("WANDB_DIR") or theirs.root_dir or ".").absolute() / "wandb"
-        known = [path.parent for path in base.glob(f"*run-*-{identity}/{ABOUT}") if _holds(path, run.identity)]
+        told = (
+            (path, decoded_small(path, MAX_ABOUT, dict[str, str])) for path in base.glob(f"*run-*-{identity}/{ABOUT}")
+        )
+        known = [path.parent for path, about in told if about is not None and about.get("run") == run.identity]
         if known and not target.force:
             again = f"{known[0].name} holds it already; --force writes it anew"
             return Sent(str(known[0]), 0, (again,), _sync(known[0], target.resume))
@@ -156,13 +159,6 @@ def _fill(tool: Any, made: Any, run: Exported, wait: Callable[[float], None], *,
     if resumed:  # at last: it says that all is there
         made.config.update({"stepscope": run.config}, allow_val_change=True)
     return points.height
-
-
-def _holds(about: Path, identity: str) -> bool:
-    try:
-        return bool(msgspec.json.decode(read_small(about, MAX_ABOUT), type=dict[str, str]).get("run") == identity)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return False
 
 
 def _sync(folder: Path, resumed: str | None) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Protocol as Interface
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,7 +33,7 @@ from stepscope.experiment.engine import INTERRUPTED, out_of_time
 from stepscope.experiment.folder import Held
 from stepscope.experiment.plan import Slot
 from stepscope.experiment.runner import Order, StepsSeen, Stopped
-from stepscope.files import open_regular
+from stepscope.files import decoded_small
 from stepscope.model.sweep import (
     FAILED,
     FINISHED,
@@ -201,9 +200,7 @@ class Listener(Interface):
     """Who shows progress."""
 
     def note(self, text: str) -> None: ...
-
     def starting_trial(self, number: int, asked: int, label: str, left_s: float | None) -> None: ...
-
     def finished_trial(self, trial: Trial, best: Trial | None) -> None: ...
 
 
@@ -223,12 +220,8 @@ class _Head(Struct):
 
 def held(folder: Path, asked: int) -> Held | None:
     """The sweep in a folder, complete once it has as many trials as are asked for; None where there is none."""
-    try:
-        with open_regular(folder / NAME) as file:
-            head = msgspec.json.decode(file.read(_MAX_BYTES), type=_Head)
-    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError
-        return None
-    if head.schema != SWEEP_SCHEMA:
+    head = decoded_small(folder / NAME, _MAX_BYTES, _Head)
+    if head is None or head.schema != SWEEP_SCHEMA:
         return None
     return Held(head.key, sum(trial.get("state") in (FINISHED, PRUNED, FAILED) for trial in head.trials) >= asked)
 
@@ -280,7 +273,6 @@ class Engine:
         return Conclusion(found, number, trouble)
 
     def _left(self) -> int:
-        """Trials that are still to be made."""
         return space.count(self.request) - sum(trial.state != RUNNING for trial in self._study.trials())
 
     def _usual_s(self) -> float | None:

@@ -184,7 +184,6 @@ def shown(value: Value) -> str:
 
 
 def at(params: Sequence[Parameter], values: dict[str, Value]) -> tuple[Knob, ...]:
-    """The knobs of a trial."""
     return tuple(Knob(param.name, shown(values[param.name])) for param in params)
 
 

@@ -105,7 +105,6 @@ class Study:
             self._study.tell(underway.trial, list(values) if state == FINISHED else None, state=told)
 
     def trials(self) -> tuple[Trial, ...]:
-        """All trials so far, in order."""
         return tuple(self._trial(each) for each in self._study.get_trials(deepcopy=False) if each.params)
 
     def _trial(self, frozen: Any) -> Trial:

@@ -146,7 +146,6 @@ class PartWriter:
 
     def then(self, settle: Callable[[bool], None]) -> None:
         """Call `settle` on the thread once no file is being written any more, with whether all of them were."""
-
         self.wait()  # the last files are only asked for when the last slices are done
 
         def settled() -> None:

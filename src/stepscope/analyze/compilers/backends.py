@@ -131,7 +131,6 @@ class Backend(Struct, frozen=True, dict=True):
         return table(self.rows, self.run_steps)
 
     def count(self, kind: str) -> int:
-        """Events of a kind."""
         return int(self.rows.filter(pl.col("kind") == kind)["count"].sum())
 
     def most(self, rows: pl.DataFrame, reported: Callable[[Report], int]) -> int:

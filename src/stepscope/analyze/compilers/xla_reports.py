@@ -50,7 +50,6 @@ class Report(Struct, frozen=True):
         return bool(self.metrics)
 
     def samples(self, name: str) -> int:
-        """Samples of a metric."""
         return int(self.metrics.get(name, {}).get("samples") or 0)
 
     def compiles(self) -> int:

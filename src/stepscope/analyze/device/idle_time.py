@@ -145,7 +145,6 @@ class Idle:
         self.rest = intervals.subtract(self.rest, self.made.times)
 
     def copies(self, marks: tuple[str, ...]) -> Int64:
-        """Slices of work that copy in a direction."""
         found = self.scene.found
         return np.flatnonzero((found.kind == COPY) & self.scene.span.names.containing(*marks)[found.rows])
 

@@ -72,7 +72,6 @@ class Calls(Struct, frozen=True):
     created_ns: Int64
 
     def of_rank(self, rank: int) -> slice:
-        """The rows of a rank."""
         return slice(*np.searchsorted(self.rank, [rank, rank + 1]).tolist())
 
 

@@ -90,7 +90,6 @@ class Judged(Waits, frozen=True, dict=True):
         return [*found, None]
 
     def place(self, row: int) -> Place | None:
-        """The user's line that made a call."""
         return self._places[int(self.calls.stack[row])]
 
     def common_place(self, rows: Sequence[int]) -> Place | None:
@@ -133,10 +132,13 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     )
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
-    numbers = _numbers(judged)
+    # the number of each open call in the table: those of causes first, then by time
+    waits = judged.waits
+    first = [at for cause in judged.causes for at in cause.waits]
+    others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
+    numbers = {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
     causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
-    notes = [*_notes(judged, absent, world)]
     verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
     return HangVerdict(
         verdict=verdict,
@@ -150,7 +152,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
         world_size=world,
         absent=absent,
         disagreements=tuple(_disagreements(judged))[:MAX_DISAGREEMENTS],
-        notes=tuple(notes),
+        notes=tuple(_notes(judged, absent, world)),
     )
 
 
@@ -163,14 +165,6 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
         NONE,
         f"no call is open: all {things(count, 'call')} in the {dumps} had ended, and none lacks a rank of theirs",
     )
-
-
-def _numbers(judged: Judged) -> dict[int, int]:
-    """The number of each open call in the table: those of causes first, then by time."""
-    waits = judged.waits
-    first = [at for cause in judged.causes for at in cause.waits]
-    others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
-    return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
 
 
 # ------------------------------------------------------------------------------------------------------------- causes

@@ -78,7 +78,6 @@ class SampledTime(Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """All of them."""
         return sum(self.part_samples.values())
 
     def with_ms(self, rows: pl.DataFrame) -> pl.DataFrame:

@@ -578,7 +578,6 @@ def facts(
 
 
 def priced(prices: Prices, joules: float | None, gpu_hours: float | None) -> EnergyCost:
-    """What energy and hours of GPUs cost."""
     kwh = None if joules is None else joules / _J_PER_KWH
     energy = None if kwh is None or prices.kwh is None else kwh * prices.kwh
     gpus = None if gpu_hours is None or prices.gpu_hour is None else gpu_hours * prices.gpu_hour

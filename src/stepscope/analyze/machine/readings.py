@@ -55,12 +55,10 @@ def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def rank_pids(tables: Tables) -> list[int]:
-    """The training processes."""
     return [rank.pid for rank in tables.ranks]
 
 
 def worker_pids(tables: Tables) -> list[int]:
-    """The loader's workers."""
     return tables.processes.filter(pl.col("role") == "loader_worker")["pid"].drop_nulls().unique().to_list()
 
 

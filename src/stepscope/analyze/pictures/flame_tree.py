@@ -51,8 +51,6 @@ class Paths(Struct, frozen=True):
 
 
 class PlannedTree(Struct, frozen=True):
-    """A tree to be drawn, and how it is named."""
-
     key: str
     label: str
     paths: Paths

@@ -329,5 +329,4 @@ def positions(values: Series, limit: int) -> list[int]:
 
 
 def pick(values: Sequence[Value], kept: Sequence[int]) -> list[Value]:
-    """`values` at the positions `kept`."""
     return [values[place] for place in kept]

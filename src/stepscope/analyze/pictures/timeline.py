@@ -69,17 +69,14 @@ class Timeline(Struct, frozen=True, dict=True):
 
     @property
     def start(self) -> Int64:
-        """By position."""
         return self.levels[0].start
 
     @property
     def end(self) -> Int64:
-        """By position."""
         return self.levels[0].end
 
     @cached_property
     def lower_names(self) -> list[str]:
-        """Names as they are searched."""
         return [name.lower() for name in self.names]
 
     def groups(self) -> list[str]:
@@ -94,12 +91,10 @@ class Timeline(Struct, frozen=True, dict=True):
         return (found[0], found[-1] + 1) if found else (0, 0)
 
     def track_of(self, lane: Int32 | Int64) -> Int64:
-        """The track of each lane."""
         found: Int64 = np.searchsorted(self.first_lane, lane, side="right") - 1
         return found
 
     def lanes_of(self, positions: Int64) -> Int64:
-        """The lane of each position."""
         found: Int64 = np.searchsorted(self.levels[0].bounds, positions, side="right") - 1
         return found
 

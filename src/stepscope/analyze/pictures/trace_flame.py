@@ -126,7 +126,6 @@ class TraceWindows:
 
     @property
     def named(self) -> str:
-        """The traces, for people."""
         first = self._spans[0].ref.trace if self._spans else ""
         return first if len(self._spans) < 2 else f"{first} and {len(self._spans) - 1} more"
 

@@ -55,7 +55,20 @@ def fixed(case: Case, explained: Collection[int]) -> tuple[list[Straggler], Int6
         in_windows = bool(np.isin(part, with_device).any())
         excess_ms, there_ms = float(mean[part].mean()), float(there[part].mean())
         cost_ms = _lost_ms(case, part, all_late, excess_ms / there_ms if there_ms > 0 else 1.0, in_windows=in_windows)
-        found.append(_straggler(case, part, excess_ms, cost_ms, per_token_ms, in_windows=in_windows))
+        excess = case.device if in_windows and case.device is not None else case.host
+        cause, cause_source, place, evidence = cause_of(case, part, excess_ms, per_token_ms)
+        known = np.where(np.isfinite(excess), excess, -np.inf)
+        source = f"{things(len(excess), 'step')} of windows" if in_windows else things(len(excess), "steady step")
+        own = Evidence("own work beyond the peers'", round(excess_ms, 3), "ms per step", source)
+        found.append(
+            case.straggler(
+                "host" if len(part) > 1 else "rank", part, cause, cause_source, cost_ms,
+                excess_ms=excess_ms,
+                share_of_steps=float((known[:, part].max(axis=1) >= known.max(axis=1)).mean()),
+                place=place,
+                evidence=(own, *evidence),
+            )
+        )  # fmt: skip
     return found, all_late
 
 
@@ -85,22 +98,6 @@ def _hidden(case: Case, part: Int64) -> bool:
     if own < at.LEAST_STEADY_SHARE * case.step_ms or not np.isfinite(late).any():
         return False
     return float(np.nanmean(late)) < at.HIDDEN * own
-
-
-def _straggler(
-    case: Case, part: Int64, excess_ms: float, cost_ms: float, per_token_ms: float | None, *, in_windows: bool
-) -> Straggler:
-    excess = case.device if in_windows and case.device is not None else case.host
-    cause, cause_source, place, evidence = cause_of(case, part, excess_ms, per_token_ms)
-    known = np.where(np.isfinite(excess), excess, -np.inf)
-    source = f"{things(len(excess), 'step')} of windows" if in_windows else things(len(excess), "steady step")
-    return case.straggler(
-        "host" if len(part) > 1 else "rank", part, cause, cause_source, cost_ms,
-        excess_ms=excess_ms,
-        share_of_steps=float((known[:, part].max(axis=1) >= known.max(axis=1)).mean()),
-        place=place,
-        evidence=(Evidence("own work beyond the peers'", round(excess_ms, 3), "ms per step", source), *evidence),
-    )  # fmt: skip
 
 
 def _lost_ms(case: Case, part: Int64, late: Int64, in_run: float, *, in_windows: bool) -> float:
@@ -186,10 +183,10 @@ def line_of(case: Case, part: Int64, phase: str | None, excess_ms: float) -> Lin
     return Line(place, source, row["waiting"], any(part in (row["leaf"] or "") for part in _LAYERS))
 
 
-def _some_peers(case: Case, part: Int64, most: int = 16) -> list[int]:
+def _some_peers(case: Case, part: Int64) -> list[int]:
     layout = case.layout
     peers = np.setdiff1d(np.flatnonzero(np.isin(layout.peers, layout.peers[part])), part)
-    found: list[int] = layout.ranks[peers[:: max(-(-len(peers) // most), 1)]].tolist()
+    found: list[int] = layout.ranks[peers[:: max(-(-len(peers) // 16), 1)]].tolist()
     return found
 
 

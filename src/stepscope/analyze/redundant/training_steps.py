@@ -43,7 +43,6 @@ class TrainingScene(Scene, frozen=True, eq=False, dict=True):
 
     @property
     def profiled_ns(self) -> float:
-        """The mean profiled step."""
         return float((self.ends - self.starts).mean())
 
     @property

@@ -166,7 +166,6 @@ class Calls(Struct, frozen=True):
 
     @property
     def lengths(self) -> Int64:
-        """ns of each."""
         return self.end_ns - self.start_ns
 
 

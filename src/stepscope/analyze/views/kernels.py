@@ -437,7 +437,6 @@ ELIGIBLE = frozenset(
 
 
 def uses_tensor_cores(names: Iterable[str]) -> list[bool]:
-    """For each kernel name whether it uses tensor cores or matrix cores."""
     return [_uses(name) for name in names]
 
 

@@ -359,7 +359,6 @@ class Calls:
 
     @cached_property
     def has_device(self) -> bool:
-        """Whether the trace holds device slices at all."""
         return bool((self.span.is_kernel | self.span.is_copy | self.span.is_fill).any())
 
     @cached_property

@@ -255,19 +255,14 @@ def counters(base: Base) -> tuple[Counter, ...]:
         end = int(np.concatenate([found.end_ns, windows.end_ns]).max(initial=0))
         if not len(found) or end <= start:
             continue
-        bucket = bucket_ns(end - start)
+        sizes = (factor * int(10**power) for power in itertools.count() for factor in (1, 2, 5))
+        bucket = next(size for size in sizes if -(-(end - start) // size) <= MAX_BUCKETS)
         edges = np.append(np.arange(start, end, bucket, dtype=np.int64), end)
         for device, own in by_device(found).items():
             for metric, values in _of_device(span, found, own, edges):
                 about = (span.ref, device, metric, UNITS[metric], start, end, bucket)
                 made.append(Counter(*about, tuple(values.tolist())))
     return tuple(made)
-
-
-def bucket_ns(length_ns: int, most: int = MAX_BUCKETS) -> int:
-    """The smallest bucket of 1, 2 or 5 times a power of ten that cuts this length into at most `most`."""
-    sizes = (factor * int(10**power) for power in itertools.count() for factor in (1, 2, 5))
-    return next(size for size in sizes if -(-length_ns // size) <= most)
 
 
 def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tuple[str, Floats]]:

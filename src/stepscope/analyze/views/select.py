@@ -91,7 +91,6 @@ class Source(Struct, frozen=True):
 
     @property
     def base(self) -> Base:
-        """The traces."""
         return self.context.base
 
     def chosen(self, selection: Selection) -> tuple[SpanRef, ...]:
@@ -473,8 +472,7 @@ HANG_TABLES = frozenset({"pending-calls", "hang-ranks"})
 UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not made from traces
 
 
-def _made(make: Callable[[Any], Any]) -> Any:
-    return cached_property(make)
+_made: Callable[[Callable[[Any], Any]], Any] = cached_property
 
 
 class _SpanViews(SpanViews):

@@ -420,7 +420,6 @@ def side(base: Base, span: SpanRef | None = None, label: str = "") -> DiffSide:
 
 
 def diff(base: DiffSide, other: DiffSide) -> Diff:
-    """Both sides, table by table."""
     per_step = bool(base.steps and other.steps)
     without = " and ".join(dict.fromkeys(one.label for one in (base, other) if not one.steps))
     tables: dict[str, tuple[DiffRow, ...]] = {}
@@ -502,7 +501,6 @@ def _weight(one: DiffRow) -> tuple[float, float, str]:
 
 
 def row(key: str, base: Value, other: Value, level: int = 0) -> DiffRow:
-    """A row with what follows from its two sides."""
     device = None
     if base.device_ns is not None or other.device_ns is not None:
         device = (other.device_ns or 0) - (base.device_ns or 0)

@@ -6,7 +6,7 @@ from `stepscope compare`, word for word; here it is only laid out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stepscope.dashboard import blocks, history, static_page
@@ -24,7 +24,7 @@ MAX_VERSIONS = 20  # each is read as a whole
 RECORD = "Open a folder with several runs: stepscope view RUNS. Any two of them can then be compared here."
 COMMAND = "stepscope view stepscope-runs"
 ALONE = "This is the only run that is open, and no experiment was made on it."
-SEARCHES: dict[str, Any] = {"experiment": experiments, "sweep": sweeps}  # kinds of entries that are not one run
+SEARCHES: dict[str, Any] = {"experiment": experiments, sweeps.VIEW: sweeps}  # kinds of entries that are not one run
 
 
 def build(context: PageContext) -> list[Block]:
@@ -34,12 +34,7 @@ def build(context: PageContext) -> list[Block]:
     others = [row for row in entries if row["id"] != context.key and row.get("state") != "unreadable"]
     other = context.params.get(WITH, "") if catalog is not None else ""
     made = [*_choices(context, others), *(_with(context, other) if other else ())]
-    own = [
-        block
-        for search in SEARCHES.values()
-        if (document := search.of_run(context)) is not None  # what lies in the run's report
-        for block in search.build(context, document)
-    ]
+    own = [block for search, document in _in_report(context) for block in search.build(context, document)]
     made += [*own, *_history(context)]
     if not made or not (own or other or others):
         made.append(blocks.empty("Nothing to compare with", ALONE, RECORD, COMMAND))
@@ -50,7 +45,13 @@ def build(context: PageContext) -> list[Block]:
 
 def empty(context: PageContext) -> bool:
     """Whether nothing can ever stand here: a server may find another run at any time."""
-    return context.catalog is None and not any(search.of_run(context) for search in SEARCHES.values())
+    return context.catalog is None and not _in_report(context)
+
+
+def _in_report(context: PageContext) -> list[tuple[Any, Row]]:
+    """What shows a search, and its document, for each that lies beside the run, or in its report."""
+    views = context.base.report(source=context.source).views
+    return [(search, views[kind]) for kind, search in SEARCHES.items() if isinstance(views.get(kind), Mapping)]
 
 
 def render(document: Row) -> str:

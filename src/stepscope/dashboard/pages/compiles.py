@@ -29,13 +29,11 @@ _POINTS = (("step", "wall_ms", "step"), ("of it compiling", "compile_ms", "compi
 
 
 def empty(context: PageContext) -> bool:
-    """Whether no compiler was seen."""
     view = context.run.analysis.compilers
     return view is None or not (view.backends or view.warnings)
 
 
 def build(context: PageContext) -> list[Block]:
-    """The page."""
     view = context.run.analysis.compilers
     if view is None or empty(context):
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ AGAIN = "baseline again"  # a candidate without knobs: the baseline against itse
 MEDIAN = "median_ms"
 RATES = ("samples_per_second",)  # figures of which more is better
 VERDICTS = {FASTER: "faster", SLOWER: "slower", NO_DIFFERENCE: "no difference", UNDECIDED: "undecided", VOID: "void"}
-
-
-def of_run(context: PageContext) -> Row | None:
-    """The experiment that lies beside the run, or in its report."""
-    found = context.base.report(source=context.source).views.get("experiment")
-    return found if isinstance(found, Mapping) else None
 
 
 def load(folder: Path) -> dict[str, Any]:

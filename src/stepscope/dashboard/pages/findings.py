@@ -40,7 +40,6 @@ TONES = ("warning", "plain", "note", "good")  # in which order lines are kept wh
 
 
 def findings(context: PageContext) -> list[Block]:
-    """The page of findings."""
     report = context.run.report(source=context.source)
     made = list(said(report, context))
     # causes by cost, each with what it explains behind it
@@ -97,7 +96,6 @@ def said(report: Report, context: PageContext) -> Iterator[Block]:
 
 
 def findings_empty(context: PageContext) -> bool:
-    """Whether nothing could be judged at all."""
     report = context.run.report(source=context.source)
     return not report.findings and not report.risks and not sentences.is_judged(report)
 
@@ -126,7 +124,6 @@ def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = Fals
 
 
 def overview(context: PageContext) -> list[Block]:
-    """The first page."""
     report = context.run.report(source=context.source)
     if overview_empty(context):
         return [*said(report, context), nothing(context)]
@@ -135,23 +132,24 @@ def overview(context: PageContext) -> list[Block]:
     notes = sorted(said(report, context), key=lambda block: TONES.index(block["tone"]))
     figures = blocks.measures(report.steps, "overview", of="StepFacts") if report.steps is not None else []
     figures += blocks.measures(report.views.get("fixed_costs") or {}, "paid-once", of="FixedCosts")
+    healthy = sentences.healthy(report) if not found and sentences.is_judged(report) else None
     return [
-        blocks.overview(
-            figures=blocks.figures(figures),
-            bar=_bar(report),
-            findings=[{key: made[key] for key in ROW} for made in cards],
-            total=len(report.findings),
-            risks=len(report.risks),
-            healthy=sentences.healthy(report) if not found and sentences.is_judged(report) else None,
-            charts=[chart for chart in (_step_time(context, report), _loss(context)) if chart is not None],
-            notes=notes[:NOTES],
-            more_notes=max(len(notes) - NOTES, 0),
-        )
+        {
+            "kind": "overview",
+            "figures": blocks.figures(figures),
+            "bar": blocks.cleaned(_bar(report)),
+            "findings": [blocks.cleaned({key: made[key] for key in ROW}) for made in cards],
+            "total": len(report.findings),
+            "risks": len(report.risks),
+            "healthy": blocks.optional(healthy, blocks.MAX_TEXT),
+            "charts": [chart for chart in (_step_time(context, report), _loss(context)) if chart is not None],
+            "notes": notes[:NOTES],
+            "more_notes": max(len(notes) - NOTES, 0),
+        }
     ]
 
 
 def overview_empty(context: PageContext) -> bool:
-    """Whether there is neither a step nor a finding."""
     report = context.run.report(source=context.source)
     return report.steps is None and not _profiled(report) and findings_empty(context)
 

@@ -31,7 +31,6 @@ _OPTION = re.compile(r"^--[a-z]+(?: [^:]{0,200})?: ")  # what an error of the co
 
 
 def empty(context: PageContext) -> bool:
-    """Whether neither a stack was sampled nor a trace holds Python stacks."""
     if context.run.tables.stacks.height:
         return False
     views = context.run.analysis.views
@@ -88,7 +87,6 @@ def _others(context: PageContext, rank: int | None) -> list[Block]:
 
 def _document(context: PageContext, by: str, rank: int | None, other: str) -> dict[str, Any]:
     """The stepscope.flame/1 document with about as many boxes as fit: drawn again with fewer where there are more."""
-
     options = FlameOptions(selection=StackSelection(rank=rank), by=by, source=context.source)
     graph = _graph(context, options, rank, other)
     sizes = [len(tree.parent) for tree in graph.trees]

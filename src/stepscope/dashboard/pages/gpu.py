@@ -30,7 +30,6 @@ CHARTS = ("gpu-use", "gpu-queue", "gpu-copies")
 
 
 def empty(context: PageContext) -> bool:
-    """Whether no trace holds work of a device, nor collectives."""
     views = context.run.analysis.views
     if views is None:
         return True

@@ -34,7 +34,6 @@ CHARTS = (
 
 
 def system(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     found = _telemetry(context)
     analysis = context.run.analysis
     if found is None:
@@ -49,12 +48,10 @@ def system(context: PageContext) -> list[Block]:
 
 
 def system_empty(context: PageContext) -> bool:
-    """Whether there is neither telemetry nor anything else about the machine."""
     return context.run.tables.system.is_empty() and not list(_groups(context.run.analysis.machine))
 
 
 def _telemetry(context: PageContext) -> Telemetry | None:
-
     between = None
     if context.scope.steps is not None:
         steps = context.run.tables.steps.drop_nulls(["start_ns", "wall_ns"])
@@ -202,8 +199,10 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
         yield blocks.fact("Ranks", f"{_text(run['ranks'])}{world}")
     started, ended = run.get("started_ns"), run.get("ended_ns")
     if started is not None:
-        yield blocks.fact("Started", _date(started))
-        yield blocks.fact("Ended", _date(ended) if ended is not None else None, None if ended else "no end was written")
+        began, over = (words.moment(at, "%Y-%m-%d %H:%M:%S UTC") for at in (started, ended))
+        yield blocks.fact("Started", began or str(started))
+        over = over or (None if ended is None else str(ended))
+        yield blocks.fact("Ended", over, None if ended else "no end was written")
     if run.get("exit_status") is not None:
         yield blocks.fact("Exit status", str(run["exit_status"]), sentences.ended(run["exit_status"]))
     if trial := trial_line(report, context.shorten):
@@ -285,12 +284,3 @@ def _text(value: Any, key: str | None = None) -> str:
         more = f" and {len(value) - MAX_NESTED} more" if len(value) > MAX_NESTED else ""
         return ("; " if any("," in text for text in shown) else ", ").join(shown) + more
     return str(value)
-
-
-def _date(ns: int) -> str:
-    from datetime import datetime, timezone
-
-    try:
-        return datetime.fromtimestamp(ns / 1e9, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return str(ns)

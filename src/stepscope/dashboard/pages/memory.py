@@ -80,7 +80,6 @@ class Recording(NamedTuple):
 
 
 def recording(row: MemoryCurve | MemoryLine | MemoryOperator | MemoryBlock) -> Recording:
-    """What a row is of."""
     return Recording(row.source, row.worker, row.span, row.device)
 
 
@@ -176,7 +175,6 @@ _FAILED = (*SHOWN["out-of-memory"].columns, ("stack", "stack"))
 
 
 def empty(context: PageContext) -> bool:
-    """Whether neither a recording nor the run's readings tell of memory."""
     views, losses = context.run.analysis.views, context.run.analysis.memory_losses
     told = losses is not None and bool(losses.peaks or losses.growth or losses.retries)
     return (views is None or views.memory is None) and not told

@@ -78,13 +78,11 @@ class Shown(Struct, frozen=True):
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is nothing that a curve could be made of."""
     tables = context.run.tables
     return tables.metrics.is_empty() and tables.steps.is_empty() and tables.system.is_empty()
 
 
 def build(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     tables = context.run.tables
     wanted = processes(context.run, context.scope.worker)
     known = [process for process in curves.processes(tables) if wanted is None or process in wanted]
@@ -352,45 +350,34 @@ def _layers(shown: Shown, what: str, found: Mapping[str, Curve], *, small: bool)
     for name, own in beside.items():
         if missing := sum(layer not in found for layer in own):
             notes.append(f"{name} has {words.things(missing, 'layer')} that this run has not.")
-    slug = _slug(what)
-    yield _matrix(f"heat-{slug}", f"{what} by layer", "heat", f"{said}.", made.x, list(first), made.lines, notes)
+    slug, drawn = _slug(what), dict(zip(first, made.lines, strict=True))
+
+    def matrix(type: str, title: str, sentence: str, lines: Mapping[str, Line], notes: Sequence[str]) -> Block:
+        return blocks.chart(
+            f"{type}-{slug}",
+            title,
+            type,
+            sentence=sentence,
+            x=("step", "number", made.x),
+            y=("value", "scalar"),
+            series=[_series(name, "scalar", line, joined=True) for name, line in lines.items()],
+            notes=notes,
+            sync=SYNC[STEP],
+            select="steps",
+        )
+
+    yield matrix("heat", f"{what} by layer", f"{said}.", drawn, notes)
     if not small:
         return
     limit = EMBEDDED_MULTIPLES if embedded else MULTIPLES
-    drawn = dict(zip(first, made.lines, strict=True))
     chosen = sorted(dict.fromkeys(of_layer.values()), key=lambda layer: _change(drawn[layer]), reverse=True)
     chosen = chosen[: max(1, limit // (1 + len(beside)))]
     lines = {name: line for name, line in drawn.items() if of_layer[name] in chosen}
     said = f"{what} of the {words.things(len(chosen), 'layer')} that changed most, all on one scale."
-    title = f"{what}, layer by layer"
-    yield _matrix(f"small-{slug}", title, "multiples", said, made.x, list(lines), list(lines.values()), notes[:1])
+    yield {**matrix("multiples", f"{what}, layer by layer", said, lines, notes[:1]), "id": f"small-{slug}"}
 
 
 def _change(line: Line) -> float:
     """How many times the lowest the highest is; what is not finite changed most."""
     known = [abs(value) for value in line.values if value]
     return np.inf if line.odd else max(known) / min(known) if known else 0.0
-
-
-def _matrix(
-    id: str,
-    title: str,
-    type: str,
-    sentence: str,
-    x: Sequence[float],
-    names: Sequence[str],
-    lines: Sequence[Line],
-    notes: Sequence[str],
-) -> Block:
-    return blocks.chart(
-        id,
-        title,
-        type,
-        sentence=sentence,
-        x=("step", "number", x),
-        y=("value", "scalar"),
-        series=[_series(name, "scalar", line, joined=True) for name, line in zip(names, lines, strict=True)],
-        notes=notes,
-        sync=SYNC[STEP],
-        select="steps",
-    )

@@ -45,12 +45,10 @@ class MapRow(NamedTuple):
 
 
 def ranks_empty(context: PageContext) -> bool:
-    """Whether there are no ranks side by side."""
     return context.base.many_ranks is None and context.base.analysis.ranks is None
 
 
 def ranks(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     verdict = context.base.many_ranks
     if verdict is not None:
         return list(_many(context, verdict))
@@ -234,12 +232,10 @@ def _known(cells: Iterable[float | None]) -> list[float]:
 
 
 def hang_empty(context: PageContext) -> bool:
-    """Whether no dump of a flight recorder and no report of RAS was given."""
     return context.base.hang is None
 
 
 def hang(context: PageContext) -> list[Block]:
-    """The page of a hang."""
     report = context.base.report(source=context.source)
     view: Any = report.views.get("hang")
     if not view:

@@ -35,7 +35,6 @@ RECORD = "Record the training with stepscope, or mark its steps with stepscope.s
 
 
 def build(context: PageContext) -> list[Block]:
-    """The blocks of the page."""
     if empty(context):
         why = "None of the steps that are chosen is in this recording."
         if context.scope.steps is None:
@@ -61,13 +60,11 @@ def build(context: PageContext) -> list[Block]:
 
 
 def empty(context: PageContext) -> bool:
-    """Whether neither a journal nor a trace holds a step."""
     return not context.run.analysis.steps and not overviews(context)
 
 
 def labelled(context: PageContext) -> LabelledSteps:
     """The steps of the scope with what makes each unusual: the first of a chosen range is no warm-up for that."""
-
     whole, chosen = context.base.labelled, context.scope.steps
     if chosen is None:
         return whole
@@ -76,7 +73,6 @@ def labelled(context: PageContext) -> LabelledSteps:
 
 def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     """What the steps of the scope cost, by kind. A kind without a steady step in it is measured by what there is."""
-
     read = context.run.analysis.steps
     if context.scope.steps is None:
         return read
@@ -215,7 +211,6 @@ def _profiled(context: PageContext) -> list[Block]:
 
 
 def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
-
     limit = EMBEDDED_PROFILED if context.embedded else PROFILED
     steps = list(item.steps)
     steps = pick(steps, positions([step.wall_ns for step in steps], limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stepscope.model.sweep import FAILED, FINISHED, MAXIMUM, PED_ANOVA, PRUNED
 from stepscope.report import sweep_report as say
 from stepscope.report import words
 from stepscope.report.document import bare_report
-from stepscope.report.escape import one_line
+from stepscope.report.escape import one_line, plain
 
 VIEW = "sweep"
 SCREEN_ROWS = 12  # trials on a terminal
@@ -41,7 +41,6 @@ def beside(report: Report, document: Row) -> Report:
 
 
 def alone(document: Row) -> Report:
-    """The report of no run at all, with the sweep in it."""
     name = Path(document["folder"]).name if document["folder"] else VIEW
     return beside(bare_report(name, document["command"], document["cwd"]), document)
 
@@ -50,12 +49,6 @@ def render(report: Report) -> str:
     """The sweep of a report as one HTML file without scripts, where there is no run to show beside it."""
     shown = list(build(Alone(), report.views[VIEW]))
     return static_page.render(str(report.run.get("name")), [static_page.Section("Sweep", shown)])
-
-
-def of_run(context: PageContext) -> Row | None:
-    """The sweep that lies in the run's report."""
-    found = context.base.report(source=context.source).views.get(VIEW)
-    return found if isinstance(found, Mapping) else None
 
 
 def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
@@ -106,7 +99,6 @@ def _conclusion(document: Row) -> Iterator[Block]:
 
 
 def metrics(document: Row) -> list[str]:
-    """The names of the metrics."""
     return [str(row["name"]) for row in document["metrics"]]
 
 
@@ -237,15 +229,17 @@ def _lines(document: Row) -> Iterator[Block]:
         for at, name in enumerate(metrics(document))
     ]
     first = document["metrics"][0]
-    yield blocks.parallel(
-        "parallel",
-        "Every trial",
-        axes,
-        [f"trial {trial['number'] + 1}" for trial in trials],
-        shade=len(document["params"]),
-        more_is_better=first["direction"] == MAXIMUM,
-        sentence=f"{len(trials)} finished trials as lines, coloured by {first['name']}; the table has the figures.",
-    )
+    said = f"{len(trials)} finished trials as lines, coloured by {first['name']}; the table has the figures."
+    yield {  # lines through parallel axes, coloured by their value on the axis of the first metric
+        "kind": "parallel",
+        "id": "parallel",
+        "title": "Every trial",
+        "sentence": plain(said, blocks.MAX_TEXT),
+        "axes": axes,
+        "names": [f"trial {trial['number'] + 1}" for trial in trials],
+        "shade": len(document["params"]),
+        "more_is_better": first["direction"] == MAXIMUM,
+    }
 
 
 def _places(param: Row) -> dict[str, float] | None:

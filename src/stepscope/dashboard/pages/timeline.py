@@ -56,21 +56,22 @@ def build(context: PageContext) -> list[Block]:
         worker = _worker(timeline, selection.worker)
         at = _moments(context.params.get("at"))
         from_ns, to_ns = at or moments(timeline, worker=worker, span=selection.span, steps=context.scope.steps)
-        made = blocks.timeline(
-            "timeline",
-            from_ns=0,
-            to_ns=max(timeline.length_ns, 1),
-            steps=_steps(timeline, timeline.steps, worker),
-            tracks=_tracks(timeline, worker),
-            window=window(run, from_ns=from_ns, to_ns=to_ns, worker=worker),
-            sliceable=not run.tables.traces.is_empty(),
-            notes=_notes(timeline, worker),
-        )
+        made = {
+            "kind": "timeline",
+            "id": "timeline",
+            "from_ns": 0,
+            "to_ns": max(timeline.length_ns, 1),
+            "steps": _steps(timeline, timeline.steps, worker),
+            "tracks": _tracks(timeline, worker),
+            "window": window(run, from_ns=from_ns, to_ns=to_ns, worker=worker),
+            "notes": _notes(timeline, worker),
+            "sliceable": not run.tables.traces.is_empty(),
+            "details": None,
+        }
     return [blocks.text(_NO_TRACE, "note"), made] if run.tables.events.is_empty() else [made]
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is neither a step nor a slice to draw."""
     tables = context.base.tables
     return tables.steps.is_empty() and tables.events.is_empty() and tables.stretches.is_empty()
 
@@ -213,7 +214,8 @@ def _window(found: TimelineWindow) -> Document:
 def _tracks(timeline: Timeline, worker: str | None) -> list[Document]:
     first, last = timeline.track_range(worker)
     found = timeline.tracks[first:last][:MAX_TRACKS]
-    return [{**{name: getattr(track, name) for name in _OF_TRACK}, "key": plain(track.key)} for track in found]
+    own = ({**{name: getattr(track, name) for name in _OF_TRACK}, "key": plain(track.key)} for track in found)
+    return [blocks.cleaned(each) for each in own]
 
 
 def _notes(timeline: Timeline, worker: str | None) -> list[str]:
@@ -232,7 +234,7 @@ def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | No
     own = [step for step in steps if worker is None or group.get(step.process, step.process) == worker]
     if len(own) > MAX_STEPS:
         own = [own[at] for at in positions([step.to_ns - step.from_ns for step in own], MAX_STEPS)]
-    return [asdict(step) for step in own]
+    return [blocks.cleaned(asdict(step)) for step in own]
 
 
 def _embedded(run: Run, timeline: Timeline) -> Document:
@@ -247,17 +249,18 @@ def _embedded(run: Run, timeline: Timeline) -> Document:
     if (from_ns, to_ns) != (0, timeline.length_ns):
         notes.append("This file holds a part of the timeline; `stepscope view` shows all of it.")
     drawn = {plain(track.key) for track in found.tracks}
-    return blocks.timeline(
-        "timeline",
-        from_ns=from_ns,
-        to_ns=to_ns,
-        steps=_steps(timeline, inside, None),
-        tracks=[track for track in _tracks(timeline, None) if track["key"] in drawn],
-        window=_window(found),
-        sliceable=False,
-        details=_details(run, found),
-        notes=notes,
-    )
+    return {
+        "kind": "timeline",
+        "id": "timeline",
+        "from_ns": from_ns,
+        "to_ns": to_ns,
+        "steps": _steps(timeline, inside, None),
+        "tracks": [track for track in _tracks(timeline, None) if track["key"] in drawn],
+        "window": _window(found),
+        "notes": notes,
+        "sliceable": False,
+        "details": _details(run, found),
+    }
 
 
 def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
