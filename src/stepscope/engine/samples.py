@@ -23,6 +23,7 @@ from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
 _SEGMENT = ["process", "start_ns", "end_ns"]
+_PATH = ["process", "file", "thread", "node"]
 
 
 class Samples(Struct, frozen=True, dict=True):
@@ -114,6 +115,7 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
         return None
     stacks = stacks.with_row_index("row")
     steady, fallback = _in_steady_segments(stacks, labelled)
+    steady &= ~_between_steps(stacks, tables.stretches, labelled)
     rows = stacks.hstack(frames_of_interest(stacks, calls, code)).with_columns(steady.alias("steady"))
     return Samples(rows.with_columns(pl.col("steady", "waiting").fill_null(False)), calls, code, fallback)
 
@@ -138,6 +140,19 @@ def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[
     enough = pl.col("coverage") > 0 if (covered["coverage"] > 0).any() else pl.lit(True)
     steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
     return stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")["steady"], fallback
+
+
+def _between_steps(stacks: pl.DataFrame, stretches: pl.DataFrame, labelled: LabelledSteps) -> pl.Series:
+    """Which stacks of ranks were mostly sampled between training steps, as in evaluation; false where no time tells."""
+    known = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    parts = [stretches.filter(pl.col("role") == "rank").select(*_PATH, apart=pl.lit(0, pl.Int64)).clear()]
+    for process, steps in known.partition_by("process", as_dict=True).items():
+        own = stretches.filter((pl.col("role") == "rank") & (pl.col("process") == process[0]))
+        starts, begin, end = (column.to_numpy() for column in (steps["start_ns"], own["start_ns"], own["end_ns"]))
+        inside = intervals.covered(intervals.union(starts, starts + steps["wall_ns"].to_numpy()), begin, end)
+        parts.append(own.select(*_PATH, apart=pl.Series(end - begin - 2 * inside, dtype=pl.Int64)))
+    times = pl.concat(parts).group_by(_PATH).agg(pl.col("apart").sum() > 0)
+    return stacks.join(times, on=_PATH, how="left", nulls_equal=True, maintain_order="left")["apart"].fill_null(False)
 
 
 _FORK_POINT = "_worker_loop"
