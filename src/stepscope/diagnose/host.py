@@ -412,10 +412,8 @@ def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
 )
 def evaluation_between_steps(analysis: Analysis) -> Iterator[Claim]:
     facts, (doubt, words) = EVALUATED.of(analysis), device_doubt(analysis)
-    settings = analysis.settings
-    where = facts.places or (
-        (settings.place,) if settings is not None and settings.framework and settings.place else ()
-    )
+    place = analysis.settings.place if analysis.settings is not None else None
+    where = facts.places or ((place,) if place is not None else ())
     steps, apart = steps_source(STEPS.of(analysis)), facts.steps is not None
     source = steps if apart else f"{steps}, as {stacks_source(analysis)} divides the steps it lies in"
     share = clip_share(facts.lost_ms_per_step, facts.total_ms_per_step)

@@ -1,6 +1,6 @@
 """Sampled stacks of main threads made ready for questions: what matters of each picked out, and whether it was steady.
 
-`steady` marks samples of segments that steady training steps fill.
+`steady` marks samples of segments that steady training steps fill, but of no path mostly sampled between such steps.
 """
 
 from __future__ import annotations

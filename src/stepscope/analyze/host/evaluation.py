@@ -79,25 +79,20 @@ def evaluation(context: Context) -> EvaluationFacts | None:
 
 def _beside_batches(context: Context, frame: pl.DataFrame) -> int:
     """What a framework says that it evaluates between these steps and that lies in none, as metrics do (ns)."""
-    names = ["process", "start_ns", "wall_ns"]
-    said = [
-        (row["process"], row["time_ns"], row["duration_ns"])
-        for row, data in event_data(context.tables, "region")
-        if data.get("name") == EVALUATION
-    ]
-    regions = pl.DataFrame(said, dict(zip(names, (pl.String, pl.Int64, pl.Int64), strict=True)), orient="row")
-    windows = context.tables.journal.filter(pl.col("kind") == "window")
+    windows = context.tables.journal.filter(pl.col("kind") == "window")  # ours, and may lie in an evaluation
     windows = windows.select("process", start_ns="time_ns", wall_ns="duration_ns")
-    known = pl.concat([context.labelled.frame.select(names), windows])
-    beside = 0
+    steps = pl.concat([context.labelled.frame.select(windows.columns), windows]).drop_nulls()
+    steps = steps.select("process", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns"))
+    regions = [row for row, data in event_data(context.tables, "region") if data.get("name") == EVALUATION]
+    beside_ns = 0
     for (process,), own in frame.partition_by("process", as_dict=True).items():
-        mine, steps = (rows.filter(pl.col("process") == process).drop_nulls() for rows in (regions, known))
-        mine = mine.filter(pl.col("start_ns").is_between(own["start_ns"].min(), own["start_ns"].max()))
-        (starts, ends), taken = (
-            (rows["start_ns"].to_numpy(), (rows["start_ns"] + rows["wall_ns"]).to_numpy()) for rows in (mine, steps)
-        )
-        beside += int((ends - starts - covered(union(*taken), starts, ends)).sum())
-    return beside
+        taken = steps.filter(pl.col("process") == process)
+        known = union(taken["start_ns"].to_numpy(), taken["end_ns"].to_numpy())
+        for row in regions:
+            begin, ns = row["time_ns"] or 0, row["duration_ns"] or 0
+            if row["process"] == process and own["start_ns"][0] < begin < own["start_ns"][-1]:
+                beside_ns += ns - int(covered(known, np.array([begin]), np.array([begin + ns]))[0])
+    return beside_ns
 
 
 def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[Place, float], int]:
