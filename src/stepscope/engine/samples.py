@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import CallTree, UserPaths, at, rows_of
-from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps, times_of
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
 from stepscope.read.raw import Frame
@@ -130,10 +130,8 @@ def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[
     parts = []
     for part in segments.partition_by("process"):
         own = good.filter(pl.col("process") == part["process"][0]) if part["process"][0] is not None else good
-        starts = own["start_ns"].to_numpy()
-        inside = intervals.union(starts, starts + own["wall_ns"].to_numpy())
         begin, end = (part[name].fill_null(0).to_numpy() for name in ("start_ns", "end_ns"))
-        share = intervals.covered(inside, begin, end) / np.maximum(1, end - begin)
+        share = intervals.covered(times_of(own), begin, end) / np.maximum(1, end - begin)
         parts.append(part.with_columns(pl.Series("coverage", share, dtype=pl.Float64)))
     covered = pl.concat(parts)
     fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
@@ -148,8 +146,8 @@ def _between_steps(stacks: pl.DataFrame, stretches: pl.DataFrame, labelled: Labe
     parts = [stretches.filter(pl.col("role") == "rank").select(*_PATH, apart=pl.lit(0, pl.Int64)).clear()]
     for process, steps in known.partition_by("process", as_dict=True).items():
         own = stretches.filter((pl.col("role") == "rank") & (pl.col("process") == process[0]))
-        starts, begin, end = (column.to_numpy() for column in (steps["start_ns"], own["start_ns"], own["end_ns"]))
-        inside = intervals.covered(intervals.union(starts, starts + steps["wall_ns"].to_numpy()), begin, end)
+        begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        inside = intervals.covered(times_of(steps), begin, end)
         parts.append(own.select(*_PATH, apart=pl.Series(end - begin - 2 * inside, dtype=pl.Int64)))
     times = pl.concat(parts).group_by(_PATH).agg(pl.col("apart").sum() > 0)
     return stacks.join(times, on=_PATH, how="left", nulls_equal=True, maintain_order="left")["apart"].fill_null(False)

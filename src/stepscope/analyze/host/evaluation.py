@@ -23,9 +23,9 @@ from stepscope.analyze.happenings import EVALUATION
 from stepscope.analyze.host.sampled_stacks import overlaps_of
 from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.engine.call_tree import UserPaths, at, rows_of
-from stepscope.engine.intervals import covered, union
+from stepscope.engine.intervals import covered
 from stepscope.engine.journal import event_data
-from stepscope.engine.step_labels import FIRST_BATCH, STEADY
+from stepscope.engine.step_labels import FIRST_BATCH, STEADY, times_of
 from stepscope.model import Place
 from stepscope.model.machine import EvaluationFacts
 from stepscope.tables.arrays import NONE, Bools, Int32
@@ -82,12 +82,10 @@ def _beside_batches(context: Context, frame: pl.DataFrame) -> int:
     windows = context.tables.journal.filter(pl.col("kind") == "window")  # ours, and may lie in an evaluation
     windows = windows.select("process", start_ns="time_ns", wall_ns="duration_ns")
     steps = pl.concat([context.labelled.frame.select(windows.columns), windows]).drop_nulls()
-    steps = steps.select("process", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns"))
     regions = [row for row, data in event_data(context.tables, "region") if data.get("name") == EVALUATION]
     beside_ns = 0
     for (process,), own in frame.partition_by("process", as_dict=True).items():
-        taken = steps.filter(pl.col("process") == process)
-        known = union(taken["start_ns"].to_numpy(), taken["end_ns"].to_numpy())
+        known = times_of(steps.filter(pl.col("process") == process))
         for row in regions:
             begin, ns = row["time_ns"] or 0, row["duration_ns"] or 0
             if row["process"] == process and own["start_ns"][0] < begin < own["start_ns"][-1]:

@@ -760,13 +760,12 @@ class StepCutter:
         Passes that no update follows, as accumulation leaves them over at the end of an epoch, are none.
         """
         guessed = self._mark is not None or (self.optimizers_exist and not self._optimizer_signalled)
-        if not any(segment.trained and (guessed or self._complete(segment)) for segment in self._segments):
-            self._segments = []
-            return self._clock()
-        if guessed and len(self._segments) > 1:
+        if any(segment.trained and (guessed or self._complete(segment)) for segment in self._segments):
+            if not guessed or len(self._segments) == 1:
+                return self._close("end", live)
             self._write_each("loader")
-            return self._clock()
-        return self._close("end", live)
+        self._segments = []
+        return self._clock()
 
     def _write_each(self, signal: str) -> None:
         segments, self._segments = self._segments, []
