@@ -320,12 +320,15 @@ def test_gradients_cost_no_more_than_the_loop_around_them(
     assert only(replace(needless(wide_gradients=(WIDE,)), loops=(timed,)), GRADIENTS).share == pytest.approx(share)
 
 
-def evaluated(batches: int, *, loader: bool) -> Tables:
-    """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step."""
+def evaluated(batches: int, *, loader: bool = True, below: Sequence[str] = (), beside: int = 0) -> Tables:
+    """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step.
+
+    `beside`: so many ms of it after the first epoch's batches.
+    """
     steps, seen = [], []
-    paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", MODULE])
+    paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", MODULE, *below])
     for epoch in range(6):
-        begin = T0 + epoch * (10 + batches) * 10 * MS
+        begin = T0 + (epoch * (10 + batches) * 10 + beside * (epoch > 0)) * MS
         kinds = ["train"] * 10 + ["eval"] * batches * loader
         own = step_rows(len(kinds), start_ns=begin, first_step=len(steps))
         steps += [row | {"kind": kind} for row, kind in zip(own, kinds, strict=True)]
@@ -333,7 +336,16 @@ def evaluated(batches: int, *, loader: bool) -> Tables:
         for at in range(10 + batches):
             times = {"start_ns": begin + at * 10 * MS, "end_ns": begin + (at + 1) * 10 * MS}
             seen.append(stack(paths[at >= 10], 1, **times))
-    return make_tables(steps=steps, stacks=seen, stretches=seen)
+    region = {"kind": "region", "name": "evaluation", "time_ns": T0 + 100 * MS}
+    took = {"duration_ns": (10 * batches + beside) * MS}
+    return make_tables(steps=steps, stacks=seen, stretches=seen, journal=[region | took])
+
+
+def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> None:
+    with_metrics, without = (only(evaluated(5, beside=ms), BETWEEN).cost_ms_per_step for ms in (30, 0))
+    assert with_metrics - without == pytest.approx(30 / 60, rel=0.2)
+    logs = f"log ({SITE}/lightning/pytorch/loggers/csv_logs.py:9)"
+    assert told(evaluated(20, below=[logs]), "host.logging") is None
 
 
 @pytest.mark.parametrize("loader", [True, False])

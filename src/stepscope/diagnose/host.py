@@ -412,10 +412,8 @@ def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
 )
 def evaluation_between_steps(analysis: Analysis) -> Iterator[Claim]:
     facts, (doubt, words) = EVALUATED.of(analysis), device_doubt(analysis)
-    settings = analysis.settings
-    where = facts.places or (
-        (settings.place,) if settings is not None and settings.framework and settings.place else ()
-    )
+    place = analysis.settings.place if analysis.settings is not None else None
+    where = facts.places or ((place,) if place is not None else ())
     steps, apart = steps_source(STEPS.of(analysis)), facts.steps is not None
     source = steps if apart else f"{steps}, as {stacks_source(analysis)} divides the steps it lies in"
     share = clip_share(facts.lost_ms_per_step, facts.total_ms_per_step)
@@ -484,9 +482,10 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
             source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
             evidence.append(ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source))
             evidence += figures(fact.source, (f"calls of {fact.operation} per step", fact.calls_per_step, "calls", 3))
+        often = "Every step waits" if sum(fact.calls_per_step or 1.0 for fact in facts) >= 1 else "Some steps wait"
         reached = f", reached from {shown(top.entry)}" if top.entry is not None else ""
         yield Claim(
-            title=f"Every step waits for file I/O: {top.operation} ({shown(top.place)}) takes "
+            title=f"{often} for file I/O: {top.operation} ({shown(top.place)}) takes "
             f"{clip_share(cost, train.mean_ms):.0%} of the step{reached}",
             steps=train,
             cost_ms=cost,

@@ -1,6 +1,6 @@
 """Sampled stacks of main threads made ready for questions: what matters of each picked out, and whether it was steady.
 
-`steady` marks samples of segments that steady training steps fill.
+`steady` marks samples of segments that steady training steps fill, but of no path mostly sampled between such steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import CallTree, UserPaths, at, rows_of
-from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps, times_of
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
 from stepscope.read.raw import Frame
@@ -23,6 +23,7 @@ from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
 _SEGMENT = ["process", "start_ns", "end_ns"]
+_PATH = ["process", "file", "thread", "node"]
 
 
 class Samples(Struct, frozen=True, dict=True):
@@ -114,6 +115,7 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
         return None
     stacks = stacks.with_row_index("row")
     steady, fallback = _in_steady_segments(stacks, labelled)
+    steady &= ~_between_steps(stacks, tables.stretches, labelled)
     rows = stacks.hstack(frames_of_interest(stacks, calls, code)).with_columns(steady.alias("steady"))
     return Samples(rows.with_columns(pl.col("steady", "waiting").fill_null(False)), calls, code, fallback)
 
@@ -128,16 +130,27 @@ def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[
     parts = []
     for part in segments.partition_by("process"):
         own = good.filter(pl.col("process") == part["process"][0]) if part["process"][0] is not None else good
-        starts = own["start_ns"].to_numpy()
-        inside = intervals.union(starts, starts + own["wall_ns"].to_numpy())
         begin, end = (part[name].fill_null(0).to_numpy() for name in ("start_ns", "end_ns"))
-        share = intervals.covered(inside, begin, end) / np.maximum(1, end - begin)
+        share = intervals.covered(times_of(own), begin, end) / np.maximum(1, end - begin)
         parts.append(part.with_columns(pl.Series("coverage", share, dtype=pl.Float64)))
     covered = pl.concat(parts)
     fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
     enough = pl.col("coverage") > 0 if (covered["coverage"] > 0).any() else pl.lit(True)
     steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
     return stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")["steady"], fallback
+
+
+def _between_steps(stacks: pl.DataFrame, stretches: pl.DataFrame, labelled: LabelledSteps) -> pl.Series:
+    """Which stacks of ranks were mostly sampled between training steps, as in evaluation; false where no time tells."""
+    known = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    parts = [stretches.filter(pl.col("role") == "rank").select(*_PATH, apart=pl.lit(0, pl.Int64)).clear()]
+    for process, steps in known.partition_by("process", as_dict=True).items():
+        own = stretches.filter((pl.col("role") == "rank") & (pl.col("process") == process[0]))
+        begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        inside = intervals.covered(times_of(steps), begin, end)
+        parts.append(own.select(*_PATH, apart=pl.Series(end - begin - 2 * inside, dtype=pl.Int64)))
+    times = pl.concat(parts).group_by(_PATH).agg(pl.col("apart").sum() > 0)
+    return stacks.join(times, on=_PATH, how="left", nulls_equal=True, maintain_order="left")["apart"].fill_null(False)
 
 
 _FORK_POINT = "_worker_loop"

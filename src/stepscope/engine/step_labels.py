@@ -9,6 +9,7 @@ from __future__ import annotations
 import polars as pl
 from msgspec import Struct
 
+from stepscope.engine.intervals import Intervals, union
 from stepscope.tables.schema import Tables
 
 WARMUP_RATIO = 2.0  # a leading step slower than this many medians of the later half is warm-up (allocator, caches)
@@ -43,6 +44,12 @@ class LabelledSteps(Struct, frozen=True):
     def steady(self, kind: str = "train") -> pl.DataFrame:
         """The rows the statistics of `kind` stand on."""
         return self.frame.filter((pl.col("kind") == kind) & (pl.col("reason") == STEADY))
+
+
+def times_of(steps: pl.DataFrame) -> Intervals:
+    """When any of these steps ran."""
+    starts = steps["start_ns"].to_numpy()
+    return union(starts, starts + steps["wall_ns"].to_numpy())
 
 
 def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:

@@ -1,6 +1,7 @@
 """What evaluation takes between training steps, and the lines of the training code that call it.
 
-Where a loader brings its batches, the journal has steps of its own for it. Batches that are cut from tensors leave it
+Where a loader brings its batches, the journal has steps of its own for it; what a framework does in its evaluation
+beside them, as metrics over all of them, counts too. Batches that are cut from tensors leave it
 in the training step that it follows, which is then far longer than others; there samples tell its part, and need a
 line that speaks of evaluation.
 
@@ -18,10 +19,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.happenings import EVALUATION
 from stepscope.analyze.host.sampled_stacks import overlaps_of
 from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.engine.call_tree import UserPaths, at, rows_of
-from stepscope.engine.step_labels import FIRST_BATCH, STEADY
+from stepscope.engine.intervals import covered
+from stepscope.engine.journal import event_data
+from stepscope.engine.step_labels import FIRST_BATCH, STEADY, times_of
 from stepscope.model import Place
 from stepscope.model.machine import EvaluationFacts
 from stepscope.tables.arrays import NONE, Bools, Int32
@@ -51,7 +55,8 @@ def evaluation(context: Context) -> EvaluationFacts | None:
         heavy = wall.filter("inside")
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
     inside, steps = frame.filter("inside"), frame.filter(trains).height
-    taken_ns, whole_ns = (int(rows["wall_ns"].sum()) for rows in (inside, frame))
+    beside_ns = _beside_batches(context, frame) if apart else 0
+    taken_ns, whole_ns = (int(rows["wall_ns"].sum()) + beside_ns for rows in (inside, frame))
     if not inside.height or taken_ns < LEAST * whole_ns:
         return None
     lines, samples = _lines(context, frame, apart=apart)
@@ -70,6 +75,22 @@ def evaluation(context: Context) -> EvaluationFacts | None:
         lost_ms_per_step=lost_ns / steps / 1e6,
         total_ms_per_step=whole_ns / steps / 1e6,
     )
+
+
+def _beside_batches(context: Context, frame: pl.DataFrame) -> int:
+    """What a framework says that it evaluates between these steps and that lies in none, as metrics do (ns)."""
+    windows = context.tables.journal.filter(pl.col("kind") == "window")  # ours, and may lie in an evaluation
+    windows = windows.select("process", start_ns="time_ns", wall_ns="duration_ns")
+    steps = pl.concat([context.labelled.frame.select(windows.columns), windows]).drop_nulls()
+    regions = [row for row, data in event_data(context.tables, "region") if data.get("name") == EVALUATION]
+    beside_ns = 0
+    for (process,), own in frame.partition_by("process", as_dict=True).items():
+        known = times_of(steps.filter(pl.col("process") == process))
+        for row in regions:
+            begin, ns = row["time_ns"] or 0, row["duration_ns"] or 0
+            if row["process"] == process and own["start_ns"][0] < begin < own["start_ns"][-1]:
+                beside_ns += ns - int(covered(known, np.array([begin]), np.array([begin + ns]))[0])
+    return beside_ns
 
 
 def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[Place, float], int]:
@@ -119,7 +140,7 @@ def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -
     known = {file: _quiet_lines(context, file, meant=meant) for file in set(users.files) if file is not None}
     leads = users.user & (tree.totals(updates.astype(np.float64)) > 0)
     home = tree.outermost(users.user & ~np.isin(users.line, users.line[leads]))
-    outside = tree.outermost(users.marked(lambda frame: phase_mark(frame) == FORWARD)) < 0
+    model = tree.outermost(users.marked(lambda frame: phase_mark(frame) == FORWARD))
     quiet = np.array(
         [
             known[file].get(frame.line or 0, 0) if file is not None else 0
@@ -128,8 +149,8 @@ def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -
         np.int8,
     )
     # the function that calls for evaluation trains: of it only what stands in a `with`
-    blocks, anything = (tree.innermost(outside & (tree.by_node(quiet) >= least)) for least in (_BLOCK, _FUNCTION))
-    calls = ~outside & (home >= 0)
+    blocks, anything = (tree.innermost((model < 0) & (tree.by_node(quiet) >= least)) for least in (_BLOCK, _FUNCTION))
+    calls = (home >= 0) & (home < model)  # a line of the model's own is training's as well
     return home, calls, calls & ((blocks >= home) | (anything > home))
 
 

@@ -36,8 +36,9 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.engine.call_tree import CallTree, UserPaths, at, rows_of
-from stepscope.engine.intervals import Intervals, union
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
+from stepscope.engine.step_labels import times_of
 from stepscope.model import Place, Quality, StepFacts
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
@@ -185,10 +186,7 @@ class SampledLoop(Struct, frozen=True, dict=True):
     def times(self) -> dict[str, Intervals]:
         """When each process was in steady steps."""
         known = self.steady.filter(pl.col("start_ns").is_not_null()).partition_by("process", as_dict=True)
-        return {
-            process: union(own["start_ns"].to_numpy(), (own["start_ns"] + own["wall_ns"]).to_numpy())
-            for (process,), own in known.items()
-        }
+        return {process: times_of(own) for (process,), own in known.items()}
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Those of other rows with nodes that lie in the loop as far as paths tell."""

@@ -20,8 +20,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.machine.readings import FEW_READINGS, mapping
-from stepscope.engine.intervals import Intervals, union
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import event_data
+from stepscope.engine.step_labels import times_of
 from stepscope.model import DeviceTime, StepFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import EnergyCost, EnergyDomain, EnergyFacts, Prices, StepEnergy
@@ -488,7 +489,7 @@ class Counted:
         inside = rows.filter((pl.col("wall_ns") > 0) & (start >= first) & (end <= last))
         if inside.is_empty():
             return StepEnergy(absent=NO_STEPS)
-        times = _times(inside)
+        times = times_of(inside)
         count = int(inside.group_by("rank").len()["len"].to_numpy().max())
         readings = min(series.readings(int(times.starts[0]), int(times.ends[-1])) for _, series in self.devices)
         if readings < FEW_READINGS:
@@ -499,7 +500,7 @@ class Counted:
         by_machine = inside.with_columns(machine=machine).partition_by("machine", as_dict=True)
         for meter, series in self.devices:
             own = by_machine.get((meter.machine,))
-            of[meter.kind] += series.drawn(times if own is None else _times(own))[0]  # type: ignore[assignment]
+            of[meter.kind] += series.drawn(times if own is None else times_of(own))[0]  # type: ignore[assignment]
         by_rank = inside.filter(pl.col("samples").is_not_null()).group_by("rank").agg(pl.col("samples").mean())
         samples = float(by_rank["samples"].sum())
         per_step = float(sum(of[kind] for kind in _WORDS)) / count
@@ -509,11 +510,6 @@ class Counted:
             joules_per_sample=per_step / samples if samples > 0 else None,
             gpu_joules_per_step=of[GPU] / count if GPU in of else None,
         )
-
-
-def _times(rows: pl.DataFrame) -> Intervals:
-    starts = rows["start_ns"].to_numpy()
-    return union(starts, starts + rows["wall_ns"].to_numpy())
 
 
 def _no_source(tables: Tables) -> str:

@@ -436,9 +436,7 @@ class StepCutter:
                 last.rewind(last.signal)
             else:
                 self._segments.pop()
-            silent = self.optimizers_exist and not self._optimizer_signalled
-            if any(segment.trained and (silent or self._complete(segment)) for segment in self._segments):
-                self._close_undecided(live=False)
+            self._close_undecided(live=False)
         self._segments = self._looked_through if self._number == 0 else []
         self._write_each("loader")
         self._looked_through = []
@@ -757,12 +755,17 @@ class StepCutter:
         return self._close_undecided(live)
 
     def _close_undecided(self, live: bool) -> int:
-        """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
-        silent = not self._optimizer_signalled and self.optimizers_exist
-        if (silent or self._mark is not None) and len(self._segments) > 1:
+        """Write segments no later event can settle: one step each where boundaries were guessed, else one step.
+
+        Passes that no update follows, as accumulation leaves them over at the end of an epoch, are none.
+        """
+        guessed = self._mark is not None or (self.optimizers_exist and not self._optimizer_signalled)
+        if any(segment.trained and (guessed or self._complete(segment)) for segment in self._segments):
+            if not guessed or len(self._segments) == 1:
+                return self._close("end", live)
             self._write_each("loader")
-            return self._clock()
-        return self._close("end", live)
+        self._segments = []
+        return self._clock()
 
     def _write_each(self, signal: str) -> None:
         segments, self._segments = self._segments, []

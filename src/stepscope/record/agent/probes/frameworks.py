@@ -80,10 +80,9 @@ def _at(module: str, owner: str, path: str = "", unless: str = "", **methods: st
 
 def _lightning(package: str, top: str) -> Framework:
     return Framework("Lightning", top, ("2.6",), (
-        *_at(f"{package}.trainer.trainer", "Trainer", train="fit"),
+        *_at(f"{package}.trainer.trainer", "Trainer", train="fit", checkpoint="save_checkpoint"),
         *_at(f"{package}.loops.fit_loop", "_FitLoop", "trainer.callbacks", callbacks="run"),
         *_at(f"{package}.loops.evaluation_loop", "_EvaluationLoop", evaluation="run"),
-        *_at(f"{package}.trainer.trainer", "Trainer", checkpoint="save_checkpoint"),
     ), counter="global_step", counts="optimizer steps")  # fmt: skip
 
 
@@ -103,9 +102,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
     _fabric("lightning.fabric", "lightning"),
     _fabric("lightning_fabric", "lightning_fabric"),
     Framework("fastai", "fastai", ("2.8",), (
-        *_at("fastai.learner", "Learner", "cbs", train="_do_fit", evaluation="_do_epoch_validate"),
+        *_at("fastai.learner", "Learner", "cbs", train="_do_fit", evaluation="_do_epoch_validate", checkpoint="save"),
         *_at("fastai.optimizer", "Optimizer", optimizer="step"),
-        *_at("fastai.learner", "Learner", checkpoint="save"),
     ), counter="train_iter", counts="batches", hooks=("before_", "after_")),
     Framework("ignite", "ignite", ("0.5",), (
         *_at("ignite.engine.engine", "Engine", engine="run"),
@@ -120,9 +118,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
         # `iterations` divides it by the accumulation, on the device
     ), counter="optimizer._iterations", counts="batches"),
     Framework("skorch", "skorch", ("1.4",), (
-        *_at("skorch.net", "NeuralNet", "callbacks_", train="fit_loop"),
+        *_at("skorch.net", "NeuralNet", "callbacks_", train="fit_loop", checkpoint="save_params"),
         *_at("skorch.net", "NeuralNet", unless="training", evaluation="run_single_epoch"),
-        *_at("skorch.net", "NeuralNet", checkpoint="save_params"),
     )),
     Framework("Composer", "composer", ("0.33",), (
         *_at("composer.trainer.trainer", "Trainer", "state.callbacks", train="fit", evaluation="_eval_loop"),
