@@ -120,13 +120,14 @@ class Metrics:
             self._lost += 1
             return None
         if value.__class__ is not float and not isinstance(value, (int, float)):
-            value = _read(value) if value.__class__ is self._tensor else scalar_of(value)
-            if value is None:
-                return None
-            if value.__class__ is not float:
-                with self._lock:
-                    self._take(value, (series, time_ns, None, update))
-                return None
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                value = _read(value) if value.__class__ is self._tensor else scalar_of(value)
+                if value is None:
+                    return None
+                if value.__class__ is not float:
+                    with self._lock:
+                        self._take(value, (series, time_ns, None, update))
+                    return None
         number: float = value
         self._numbers.extend((series, time_ns, number, update))
         if len(self._numbers) >= HELD_LIMIT * FIELDS:
