@@ -252,27 +252,22 @@ def performance(steps: pl.LazyFrame, metrics: pl.DataFrame, only: Sequence[str] 
 
     `only` these names of training steps. Of what was not measured no row is made: a long run has millions of steps.
     """
-    parts = ("wall", "before_forward", *PHASES, "device")
-    columns = {"step" if name == "wall" else name: pl.col(f"{name}_ns") / 1e6 for name in parts}
-    made = {f"{name}_ms": value for name, value in columns.items()}
+    made = {f"{name}_ms": pl.col(f"{name}_ns") / 1e6 for name in ("before_forward", *PHASES, "device")}
+    made = {"step_ms": pl.col("wall_ns") / 1e6, **made}
     made["samples_per_s"] = pl.col("samples") / (pl.col("wall_ns") / 1e9)
     made["tokens_per_s"] = pl.col("tokens") / (pl.col("wall_ns") / 1e9)
     kind = pl.col("kind").fill_null("train")
     below = pl.when(kind == "train").then(pl.lit("")).otherwise(pl.concat_str([kind, pl.lit("/")]))
-    if only:
-        made = {name: value for name, value in made.items() if f"{PERFORMANCE}/{name}" in only}
-    found = with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics).select(
-        "rank", "process", "step", pl.col("start_ns").alias("time_ns"), below.alias("below"), **made
-    )
-    measured = found.collect().lazy()
+    measured = with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics).collect().lazy()
     series = [
-        measured.filter(pl.col(name).is_not_null()).select(
-            *("rank", "process", "step", "time_ns"),
-            pl.concat_str([pl.lit(f"{PERFORMANCE}/"), "below", pl.lit(name)]).alias("name"),
-            pl.col(name).alias("value"),
+        measured.select(
+            *("rank", "process", "step", pl.col("start_ns").alias("time_ns")),
+            pl.concat_str([pl.lit(f"{PERFORMANCE}/"), below, pl.lit(name)]).alias("name"),
+            value.alias("value"),
             pl.lit(STEPS).alias("source"),
-        )
-        for name in made
+        ).drop_nulls("value")
+        for name, value in made.items()
+        if not only or f"{PERFORMANCE}/{name}" in only
     ]
     return pl.concat(series).collect()
 
