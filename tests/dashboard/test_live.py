@@ -14,6 +14,7 @@ import pytest
 
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.live import Journals
+from stepscope.dashboard.server.prepare import TOO_MANY
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.client import PATIENCE_S, Dashboard
 from tests.dashboard.served_runs import Growing
@@ -211,3 +212,9 @@ def test_runs_are_dropped_by_what_they_take(tmp_path: Path, monkeypatch: pytest.
     with Dashboard.start(tmp_path) as shown:
         runs = [shown.id(name) for name in "aba"]
         assert [shown.json(f"api/runs/{run}/pages/steps")["revision"] for run in runs] == [1, 1, 2]
+        # also those that a page waits for, which says so
+        monkeypatch.setattr("stepscope.dashboard.server.prepare.ASKED_S", 60.0)
+        shown.json(f"api/runs/{runs[1]}/pages/steps")
+        while (answer := shown.ask(f"api/runs/{runs[0]}/pages/metrics?with={runs[1]}")).status == 202:
+            time.sleep(0.05)
+        assert (answer.status, answer.json["error"]) == (409, TOO_MANY)

@@ -245,30 +245,29 @@ def _steps(tables: Tables, process: str | None) -> tuple[Int64, Int64, Int64]:
     return starts, starts + walls, numbers
 
 
-def performance(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.DataFrame:
-    """What each of `steps` took, at the time it began; other kinds of steps stand under the name of their kind."""
-    parts = ("wall", "before_forward", *PHASES, "device")
-    columns = {"step" if name == "wall" else name: pl.col(f"{name}_ns") / 1e6 for name in parts}
-    made = {f"{name}_ms": value for name, value in columns.items()}
+def performance(steps: pl.LazyFrame, metrics: pl.DataFrame, only: Sequence[str] = ()) -> pl.DataFrame:
+    """What each of `steps` took, at the time it began; other kinds of steps stand under the name of their kind.
+
+    `only` these names of training steps. Of what was not measured no row is made: a long run has millions of steps.
+    """
+    made = {f"{name}_ms": pl.col(f"{name}_ns") / 1e6 for name in ("before_forward", *PHASES, "device")}
+    made = {"step_ms": pl.col("wall_ns") / 1e6, **made}
     made["samples_per_s"] = pl.col("samples") / (pl.col("wall_ns") / 1e9)
     made["tokens_per_s"] = pl.col("tokens") / (pl.col("wall_ns") / 1e9)
     kind = pl.col("kind").fill_null("train")
     below = pl.when(kind == "train").then(pl.lit("")).otherwise(pl.concat_str([kind, pl.lit("/")]))
-    return (
-        with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics)
-        .select("rank", "process", "step", pl.col("start_ns").alias("time_ns"), below.alias("below"), **made)
-        .collect()
-        .unpivot(list(made), index=["rank", "process", "step", "time_ns", "below"], variable_name="name")
-        .lazy()
-        .drop_nulls("value")
-        .select(
-            *("rank", "process", "step", "time_ns"),
-            pl.concat_str([pl.lit(f"{PERFORMANCE}/"), "below", "name"]).alias("name"),
-            "value",
+    measured = with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics).collect().lazy()
+    series = [
+        measured.select(
+            *("rank", "process", "step", pl.col("start_ns").alias("time_ns")),
+            pl.concat_str([pl.lit(f"{PERFORMANCE}/"), below, pl.lit(name)]).alias("name"),
+            value.alias("value"),
             pl.lit(STEPS).alias("source"),
-        )
-        .collect()
-    )
+        ).drop_nulls("value")
+        for name, value in made.items()
+        if not only or f"{PERFORMANCE}/{name}" in only
+    ]
+    return pl.concat(series).collect()
 
 
 def with_tokens(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.LazyFrame:

@@ -329,7 +329,8 @@ class _Run:
             return []
         metrics, lead = self._tables.metrics, pl.col("process") == self._train["process"][0]
         timed = curves.timed(self._labelled).filter(lead & (pl.col("kind") == "train") & ~pl.col("warmup"))
-        found = curves.beside(metrics, curves.performance(timed, metrics), curves.memory(self._tables))
+        steps = curves.performance(timed, metrics, only=(STEP_MS, RATE))
+        found = curves.beside(metrics, steps, curves.memory(self._tables))
         memory = pl.col("name").str.contains(rf"^sys/([^/]*\.)?({'|'.join(MEMORY)})$")
         return curves.made(self._tables, found.filter(lead & (pl.col("name").is_in([STEP_MS, RATE]) | memory)))
 

@@ -106,16 +106,17 @@ _HOST = OPERATORS | {ANNOTATION}
 
 def steps_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
     """All steps; `device_ns` also from `device_step` events, which arrive after the step's row was written."""
-    rows: list[dict[str, Any]] = []
+    schema = SCHEMAS["steps"]
+    tables = [pl.DataFrame(schema=schema)]
     for rank in ranks:
         on_device = _device_steps(rank)
-        for step in rank.steps:
-            row = {**step, "rank": rank.rank, "process": rank.name}
-            if row["device_ns"] is None:
-                row["device_ns"] = on_device.get(row["step"])
-            rows.append(row)
-    schema = SCHEMAS["steps"]
-    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
+        # by columns, not a row more of each step: there may be millions
+        columns: dict[str, Any] = {name: [step.get(name) for step in rank.steps] for name in schema}
+        times = zip(columns["step"], columns["device_ns"], strict=True)
+        columns["device_ns"] = [on_device.get(step) if time is None else time for step, time in times]
+        columns |= {"rank": [rank.rank] * len(rank.steps), "process": [rank.name] * len(rank.steps)}
+        tables.append(pl.DataFrame(columns, schema=schema, strict=False))
+    return pl.concat(tables, rechunk=True)
 
 
 def _device_steps(rank: RawRank) -> dict[int, int]:

@@ -238,7 +238,7 @@ def job_facts(raw: RawRun) -> JobFacts | None:
         topology=topology,
         topology_pattern=string(first.get("topology_addr_pattern")) or "",
         requeues=None if rows is None or not attempts else len(attempts) - 1,
-        node_failures=None if rows is None else sum(_state(row) == "NODE_FAIL" for row in attempts),
+        node_failures=None if rows is None else sum(str(row["State"]).startswith("NODE_FAIL") for row in attempts),
         steps=tuple(_step(row) for row in own[-MOST_STEPS:]),
         absent=absent,
     )
@@ -272,10 +272,6 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _number(id: str) -> str:
     return id.partition(".")[0]
-
-
-def _state(row: Row) -> str:
-    return str(row["State"]).partition(" ")[0]
 
 
 def _not_ours(rows: Sequence[Row], number: str, raw: RawRun) -> str:

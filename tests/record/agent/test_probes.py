@@ -149,6 +149,31 @@ def test_metrics_of_a_strange_device_are_left_out_and_said_so_once(captured: Cap
     assert len(captured.of("mark")) == 1
 
 
+def test_a_mode_of_the_script_hears_what_it_would_without_us(captured: Captured) -> None:
+    heard: list[str] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    def train() -> list[str]:
+        heard.clear()
+        model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu")
+        with Mode():
+            for rows in torch.utils.data.DataLoader([torch.zeros(2)] * 8, batch_size=2):
+                torch.autograd.backward(scaler.scale(model(rows).sum()))
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.update(1.0)
+        return list(heard)
+
+    recorded = train()
+    captured.agent.probes.uninstall_all()
+    assert recorded == train()
+    captured.finish()
+    assert {name for _, name, _, _ in captured.curves()} == {"train/loss", "train/grad_norm_scaled", "train/scale"}
+
+
 def test_marks_do_nothing_without_an_agent() -> None:
     marks.deactivate()
     marks.step()

@@ -78,7 +78,7 @@ def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard
 
 def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
-        made = make(_asked(request))
+        made = make({**request.query_params, **request.path_params})
         return Response(made if isinstance(made, bytes) else encoded(made), media_type=JSON)
 
     return endpoint
@@ -91,7 +91,7 @@ def _perfetto(handlers: Handlers) -> Callable[[Request], Response]:
 
     def endpoint(request: Request) -> Response:
         with tempfile.TemporaryDirectory(prefix="stepscope-slice-") as folder:
-            path = handlers.perfetto(_asked(request), Path(folder))
+            path = handlers.perfetto({**request.query_params, **request.path_params}, Path(folder))
             file = path.open("rb")  # with its folder it is gone, and from the disk when it is closed
         named = {"content-disposition": f'attachment; filename="{path.name}"'}
         return StreamingResponse(pieces(file), media_type="application/gzip", headers=named)
@@ -108,10 +108,6 @@ def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
         return FileResponse(files / name, media_type=kind, headers=REVALIDATE)
 
     return endpoint
-
-
-def _asked(request: Request) -> Asked:
-    return {**request.query_params, **request.path_params}
 
 
 def _failed(_: Request, error: Any) -> Response:

@@ -22,7 +22,7 @@ from stepscope.api import ReadOptions, Run
 from stepscope.dashboard.pages import timeline
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.catalog import Place, opened
-from stepscope.dashboard.server.security import StillPreparing, unexpected
+from stepscope.dashboard.server.security import NotReady, StillPreparing, unexpected
 from stepscope.errors import StepscopeError
 
 MOST = 60  # documents of one run
@@ -52,9 +52,12 @@ KEPT = 3  # runs, and as many again with a selection of steps
 # Bytes of tables of all of these: with what is made of them they take 1.6 to 1.9 times as much (seven traces, of 11 to
 # 212 MB of tables), so six of a large one would take gigabytes.
 MOST_HELD = 256 * 2**20
-# A page that needs several runs asks for each again every second or so until all are there; until then none is dropped,
-# or they would be read in turns for ever.
+# A page that needs several runs, four at most, asks for each again every second or so until all are there; until then
+# none is dropped, or they would be read in turns for ever. But two such pages, and twice the bytes, are the most: a run
+# beyond that is refused, and for a while not read again.
 ASKED_S = 5.0
+MOST_ASKED = 8
+TOO_MANY = "too many or too large runs are asked for at once; look at fewer at a time"
 AT_LEAST_S = 5.0  # between two readings of a run that goes on
 PAUSE = 20.0  # times what the last reading took: at most a twentieth of one core is spent on following a run
 RETRY_S = 10.0  # until a run that could not be read is tried again
@@ -197,8 +200,11 @@ class PreparedRuns:
             count[key[1] is None] += 1
             held += each.size
             waited_for = key[1] is None and key in self._asked
-            if number and not waited_for and (held > MOST_HELD or count[key[1] is None] > KEPT):
+            most, most_bytes = (MOST_ASKED, 2 * MOST_HELD) if waited_for else (KEPT, MOST_HELD)
+            if number and (held > most_bytes or count[key[1] is None] > most):
                 del self._ready[key]
+                if waited_for:
+                    self._failed[key] = _Failed(NotReady(TOO_MANY), each.signature, now)
 
     def _work(self, place: Place, steps: tuple[int, int] | None, job: Job) -> None:
         from stepscope.tables.arrays import trim_memory

@@ -94,8 +94,8 @@ class Metrics:
         self.listeners: list[Listener] = []
         # Called, guarded, with a loss on the CPU that is not finite before its backward pass, and with the parameters
         # whose gradients have such a norm before they are clipped by it.
-        self.loss_lost: Callable[[Any, int], Any] = _nothing
-        self.norm_lost: Callable[[Any, int], Any] = _nothing
+        self.loss_lost: Callable[[Any, int], Any] = lambda _lost, _now_ns: None
+        self.norm_lost: Callable[[Any, int], Any] = lambda _lost, _now_ns: None
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
         agent.add_finish_hook(self.finish, NAME)
@@ -120,13 +120,14 @@ class Metrics:
             self._lost += 1
             return None
         if value.__class__ is not float and not isinstance(value, (int, float)):
-            value = _read(value) if value.__class__ is self._tensor else scalar_of(value)
-            if value is None:
-                return None
-            if value.__class__ is not float:
-                with self._lock:
-                    self._take(value, (series, time_ns, None, update))
-                return None
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                value = _read(value) if value.__class__ is self._tensor else scalar_of(value)
+                if value is None:
+                    return None
+                if value.__class__ is not float:
+                    with self._lock:
+                        self._take(value, (series, time_ns, None, update))
+                    return None
         number: float = value
         self._numbers.extend((series, time_ns, number, update))
         if len(self._numbers) >= HELD_LIMIT * FIELDS:
@@ -529,10 +530,6 @@ def _factor(root: Any) -> float | None:
     if on_cpu and factor.numel() == 1 and not factor.requires_grad:  # type: ignore[union-attr]
         factor = float(factor.numpy())  # type: ignore[union-attr]
     return factor if isinstance(factor, (int, float)) and math.isfinite(factor) else None
-
-
-def _nothing(_lost: Any, _now_ns: int) -> None:
-    return
 
 
 def packed(kind: str, numbers: Sequence[float]) -> str:

@@ -122,6 +122,7 @@ class LoaderProbe(Probe):
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._steps, self._faults = agent.steps, agent.page_faults
+        self._unheard = sys.modules["torch"]._C.DisableTorchFunction
         self._offset_ns = agent.clock.epoch_offset_ns
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
@@ -205,17 +206,18 @@ class LoaderProbe(Probe):
         steps, now = self._steps, monotonic_ns() + self._offset_ns
         if error is None:
             rows = None
-            if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
-                shape = getattr(batch[0], "shape", None)
-                if shape and shape[0].__class__ is int:
-                    rows = shape[0]
-            if rows is None:
-                rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
-            steps.fetch_end(token, rows, now)
-            if self._token_looks:
-                self._keep_tokens(batch, now)
-            if self._look:
-                self._count(token, batch, now - self._began)
+            with self._unheard():  # by modes and tensors of the script, which hear what a tensor is asked
+                if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
+                    shape = getattr(batch[0], "shape", None)
+                    if shape and shape[0].__class__ is int:
+                        rows = shape[0]
+                if rows is None:
+                    rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
+                steps.fetch_end(token, rows, now)
+                if self._token_looks:
+                    self._keep_tokens(batch, now)
+                if self._look:
+                    self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token, now)
         else:
@@ -346,7 +348,7 @@ def _struck_own_code() -> bool:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of an epoch where the data set has a length; torch's own `__len__`, never the user's, is asked."""
+    """Batches of an epoch where torch's own sampler knows them: it asks the data set, as for every pass over it."""
     sampler: Any = getattr(loader, "batch_sampler", None)
     if sampler is None:
         sampler = getattr(loader, "sampler", None)

@@ -103,6 +103,7 @@ class AutogradProbe(Probe):
         steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         gradients = Gradients()
         loss_switch, keep_loss, _ = agent.guard.pair(metrics.NAME, agent.metrics.loss)
+        unheard = torch._C.DisableTorchFunction  # by modes and tensors of the script, which hear what a tensor is asked
         depth = 0  # backward passes inside one another, as reentrant checkpoints make them
 
         # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
@@ -114,7 +115,8 @@ class AutogradProbe(Probe):
             depth += 1
             if depth == 1 and not loss_switch.off:
                 try:
-                    keep_loss(args[0] if args else kwargs.get("tensors"), now)
+                    with unheard():
+                        keep_loss(args[0] if args else kwargs.get("tensors"), now)
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
                     loss_switch.trip(defect)
             if agent.framework_steps is not None:
@@ -124,7 +126,8 @@ class AutogradProbe(Probe):
             wants_roots = steps.wants_roots
             if wants_roots:
                 root = hash(user_place(2)) or 1
-                cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
+                with unheard():
+                    cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
                 steps.backward_start(monotonic_ns() + offset_ns, root, cleared)
             else:
                 steps.backward_start(now)
@@ -135,7 +138,8 @@ class AutogradProbe(Probe):
             depth = max(0, depth - 1)
             steps.backward_end(monotonic_ns() + offset_ns)
             if wanted_roots:
-                gradients.after()
+                with unheard():
+                    gradients.after()
 
         self._around(torch.autograd, "backward", before, after)
 
@@ -378,6 +382,7 @@ class MetricsProbe(Probe):
         was_told = takes_norm and not is_inside  # the norm was taken before, most often by a function that told it
         agent, metrics, known = self._agent, self._metrics, self._series
         keep, offset_ns = metrics.keep_norm, agent.clock.epoch_offset_ns
+        unheard = sys.modules["torch"]._C.DisableTorchFunction
 
         def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             # In every step of a script that clips, so in one piece and by what is found at the first look.
@@ -393,7 +398,8 @@ class MetricsProbe(Probe):
                 series = known[is_scaled, most, again]
             except (KeyError, TypeError):
                 series = self._new_series(is_scaled, most, again)
-            value = keep(series, now_ns, norm)
+            with unheard():
+                value = keep(series, now_ns, norm)
             # Of what is about to be clipped, the gradients can still be looked at.
             if is_inside and value is not None and value - value != 0.0 and args and not is_scaled:
                 metrics.norm_lost(args[0], now_ns)
