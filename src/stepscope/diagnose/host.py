@@ -162,7 +162,8 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
     start = Place(loop.place.file, loop.loop_line or loop.place.line, loop.place.function)
-    by = "by operators on all items at once: one tensor that holds them, or the torch._foreach operators"
+    by = "by operators on all items at once: one tensor that holds them, the torch._foreach operators, or for updates "
+    by += "of parameters an optimizer of torch.optim with fused=True"
     if loop.dimension:
         by = "by operators on the whole tensor (broadcasting, einsum, torch.vmap)"
     over = f" over {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""

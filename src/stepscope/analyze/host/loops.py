@@ -29,6 +29,9 @@ from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import Int64, climb
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+MIN_BEHIND = (
+    4  # behind a backward pass, where nothing is differentiated, no layer is called: they are parameters or items
+)
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
@@ -87,6 +90,10 @@ def loops(
     found = []
     for loop in _find(window):
         fact = _describe(window, context.lines, loop, mean_ms)
+        if loop.per_invocation < MIN_CALLS and (
+            fact.loop_line is None or (fact.backward_calls_per_step or 0.0) >= fact.calls_per_step / 2
+        ):
+            continue
         if context.sampled is not None and time is not None:
             # from the steady steps' own samples where they are many: the window slows Python
             inside = time.share_of(stacks_in(context.sampled, fact))
@@ -175,8 +182,15 @@ def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
         "key": pl.Series(part.codes[positions]).replace_strict(keys, return_dtype=pl.String),
     }
     calls = pl.DataFrame(columns).group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
-    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_CALLS).iter_rows():
-        yield key, _Calls(part, caller, step, np.array(mine, np.int64))
+    modules = np.flatnonzero(part.named(lambda name: name.startswith(MODULE_CALL), part.inside))
+    node_ns, module_ns = (np.sort(part.start_ns[rows]) for rows in (_nodes(part), modules))
+    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_BEHIND).iter_rows():
+        ends = part.start_ns[[mine[0], mine[-1]]]
+        nodes, passes = np.searchsorted(node_ns, ends), np.searchsorted(module_ns, ends)
+        apart = nodes[0] == nodes[1] > 0 and passes[0] == passes[1]  # neither of both runs meanwhile
+        behind = apart and (passes[0] == 0 or module_ns[passes[0] - 1] < node_ns[nodes[0] - 1])
+        if len(mine) >= MIN_CALLS or behind:
+            yield key, _Calls(part, caller, step, np.array(mine, np.int64))
 
 
 def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
@@ -187,8 +201,10 @@ def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
         return False
     first, last = int(same[0].starts.min()), int(same[0].ends.max())
     period = (last - first) / len(same[0])
-    starts = most.starts
-    return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
+    outside = int(((most.starts < first - period) | (most.starts >= last)).sum())
+    return outside <= max(
+        2, (1 - MOSTLY) * len(most)
+    )  # one may have been held up; of a generator's first and last lie around
 
 
 def _undisturbed_ns(durations: Int64) -> float:
@@ -278,9 +294,10 @@ def _operators_within(loop: _Loop) -> _Slices:
         for calls in loop.calls:
             if calls.part is part:
                 first, last = int(calls.starts[0]), int(calls.ends[-1])
-                # the operands of the first call are made just before it
+                # the operands of the first call are made just before it; the backward pass may be as well
+                ahead = (last - first) // fewest if fewest >= MIN_CALLS else 0
                 thread = calls.step, int(part.tracks[calls.positions[0]])
-                threads.setdefault(thread, []).append((first - (last - first) // fewest, last))
+                threads.setdefault(thread, []).append((first - ahead, last))
         operators = np.flatnonzero((part.what == OPERATOR) & part.inside)
         chosen = np.zeros(len(operators), bool)
         for (step, track), bounds in threads.items():

@@ -490,18 +490,18 @@ _HOOKS = re.compile(r"\bset(trace|profile)(_all_threads)?\(|\bProfile\(\)|\b(cPr
 
 def python_hook(context: Context) -> HookFacts | None:
     name = next((rank.hook for rank in context.tables.ranks if rank.hook), None)
-    lines = _lines_with(context, _HOOKS) if name else []
-    return HookFacts(name, Place(*lines[0]) if len(lines) == 1 else None) if name else None
+    return HookFacts(name, only_line(context, _HOOKS)) if name else None
 
 
-def _lines_with(context: Context, pattern: re.Pattern[str]) -> list[tuple[str, int]]:
-    """Lines of the user's files, comments left out."""
-    return [
-        (file, number)
+def only_line(context: Context, pattern: re.Pattern[str]) -> Place | None:
+    """The one line of the user's files that has it, comments left out; None where several have."""
+    found = [
+        Place(file, number)
         for file, text in context.sources.items()
         for number, line in enumerate(text.splitlines(), 1)
         if pattern.search(line) and not line.lstrip().startswith("#")
     ]
+    return found[0] if len(found) == 1 else None
 
 
 def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
@@ -524,12 +524,12 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
     tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
     rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
-    switches = _lines_with(context, _DETECTS)
-    if len(switches) == 1:  # else it is told at the lines that run the operators
+    switch = only_line(context, _DETECTS)
+    if switch is not None:  # else it is told at the lines that run the operators
         columns = ("user_file", "user_line", "user_function")
         rows = rows.with_columns(
             pl.when(pl.col("tool") == names.index(ANOMALY)).then(pl.lit(value)).otherwise(column).alias(column)
-            for column, value in zip(columns, (*switches[0], ""), strict=True)
+            for column, value in zip(columns, (switch.file, switch.line, ""), strict=True)
         )
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):
