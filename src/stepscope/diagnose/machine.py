@@ -35,9 +35,10 @@ from stepscope.diagnose.rule import (
     shown,
     steps_source,
 )
-from stepscope.model import Analysis, Evidence, Finding, Interval, Place, Risk, Try
+from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
 from stepscope.model.counted import things
 from stepscope.model.machine import Child, CpuFacts, PauseFacts
+from stepscope.model.views import OperatorRow
 
 
 class PAUSES(Thresholds):
@@ -82,7 +83,7 @@ THREADS = Need(
 )
 PRODUCTS = Need(
     "a profiler window with large products, by one thread",
-    lambda a: _products(a) if a.machine.cpu is not None and a.machine.cpu.threads == 1 else None,
+    lambda a: a.machine.cpu is not None and a.machine.cpu.threads == 1 and not ON_DEVICE.present(a) and _products(a),
     quiet=True,
     traced=always,
 )
@@ -106,6 +107,9 @@ OWN_PROFILER = Need(
 )
 HOOKED = Need("a profiler or tracer of Python", lambda a: a.machine.hook, quiet=True)
 GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
+LEARN_THREADS = (
+    "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
+)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
 
 
@@ -274,13 +278,7 @@ def _fitting_threads(cpu: CpuFacts) -> int:
     return max(1, int(cpu.cores) // cpu.ranks_on_host)
 
 
-@rule(
-    "system.threads_beyond_cores",
-    STEPS,
-    CPU,
-    THREADS,
-    learn="https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads",
-)
+@rule("system.threads_beyond_cores", STEPS, CPU, THREADS, learn=LEARN_THREADS)
 def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     """Torch has more threads than cores and the main thread waits for its own.
 
@@ -327,27 +325,15 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-def _products(analysis: Analysis) -> list[tuple[str, float, float]]:
-    """(operator, ms per call, ms per step) of products that are long enough for more threads, longest first."""
-    rows = analysis.views.operators if analysis.views is not None and not ON_DEVICE.present(analysis) else ()
-    each = [
-        (one.name, one.host_self_ns / one.calls / 1e6, one.host_self_ns_per_step)
-        for one in rows
-        if one.tensor_core_eligible and one.calls
-    ]
-    return [(name, call_ms, ns / 1e6) for name, call_ms, ns in each if call_ms >= CORES.product_ms and ns]
+def _products(analysis: Analysis) -> list[OperatorRow]:
+    rows = analysis.views.operators if analysis.views is not None else ()
+    return [one for one in rows if one.tensor_core_eligible and one.host_self_ns >= CORES.product_ms * 1e6 * one.calls]
 
 
-@rule(
-    "system.threads_below_cores",
-    STEPS,
-    CPU,
-    PRODUCTS,
-    learn="https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads",
-)
+@rule("system.threads_below_cores", STEPS, CPU, PRODUCTS, learn=LEARN_THREADS)
 def threads_below_cores(analysis: Analysis) -> Iterator[Claim]:
     """Large products by one thread, with cores that nobody uses: of two hyperthreads one core counts."""
-    train, cpu, products, hardware = STEPS.of(analysis), CPU.of(analysis), PRODUCTS.of(analysis), analysis.run.hardware
+    train, cpu, hardware = STEPS.of(analysis), CPU.of(analysis), analysis.run.hardware
     others = cpu.pool.others_cores if cpu.pool is not None else None
     whole, logical = hardware.get("physical_cores"), hardware.get("logical_cores")
     if others is None or not isinstance(whole, int) or not isinstance(logical, int) or not logical:
@@ -356,24 +342,20 @@ def threads_below_cores(analysis: Analysis) -> Iterator[Claim]:
     fits = min(int(_fitting_threads(cpu) * whole / logical), 1 + round(free))
     if fits < 2:
         return
-    took = min(sum(ms_per_step for _, _, ms_per_step in products), train.mean_ms)
-    least, most = (1.0 - 1.0 / (1.0 + gain * (fits - 1)) for gain in (CORES.added, 1.0))
+    products = [(one.name, (one.host_self_ns_per_step or 0.0) / 1e6) for one in _products(analysis)]
+    took = min(sum(each for _, each in products), train.mean_ms)
     wait = sum(part.ms for part in train.partition if part.category == "data_wait")
     yield _of_cores(
         analysis,
         title=f"Torch computes with one thread while {free:.1f} of {cpu.cores:g} cores are free: large products take "
         f"{_part(analysis, took)}{at(cpu.threads_place)}",
-        cost_ms=least * took,
-        ceiling_ms=most * (train.mean_ms - wait),
-        expected_gain=Interval(clip_share(least * took, train.mean_ms), clip_share(most * took, train.mean_ms)),
+        cost_ms=took * (1.0 - 1.0 / (1.0 + CORES.added * (fits - 1))),
+        ceiling_ms=(train.mean_ms - wait) * (1.0 - 1.0 / fits),
         levels=("medium",),
         where=(cpu.threads_place,) if cpu.threads_place is not None else (),
         evidence=(
             Evidence("torch threads per rank", 1, "threads", cpu.threads_source),
-            *(
-                ms(f"{name}, per step, {call_ms:.1f} ms a call", of_step, "profiler window")
-                for name, call_ms, of_step in products[:3]
-            ),
+            *(ms(f"{name}, per step, as recorded", each, "profiler window") for name, each in products[:3]),
         ),
         fix=f"torch.set_num_threads({fits}){at_place(cpu.threads_place)}, or OMP_NUM_THREADS={fits}, which torchrun "
         "sets to 1 where it is not set",
