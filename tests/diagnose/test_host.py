@@ -161,9 +161,11 @@ def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     assert gain.high <= finding.gain_ceiling
 
 
-@pytest.mark.parametrize(("ends_ms", "told_as"), [(20, [6]), (140, [])])
-def test_a_loop_over_few_tensors_is_told_behind_the_backward_pass_alone(ends_ms: int, told_as: list[int]) -> None:
-    """Six items are layers anywhere else."""
+@pytest.mark.parametrize(("ends_ms", "also", "told_as"), [(20, "", [6]), (140, "", []), (20, "one.backward();", [])])
+def test_a_loop_over_few_tensors_is_told_behind_the_backward_pass_alone(
+    ends_ms: int, also: str, told_as: list[int]
+) -> None:
+    """Six items are layers anywhere else, and a training loop goes on one after the other."""
     trace, steps = Trace(), steps_with_window()
     for row in (row for row in steps if row["in_window"]):
         at, step = row["start_ns"], row["step"]
@@ -171,7 +173,7 @@ def test_a_loop_over_few_tensors_is_told_behind_the_backward_pass_alone(ends_ms:
         trace.add("autograd::engine::evaluate_function: A", at + ends_ms * MS, MS, step=step, category="cpu_op")
         for item in range(6):
             trace.add("aten::mul_", at + (30 + 10 * item) * MS, 9 * MS, step=step, category="cpu_op")
-    source = "\n\ndef update(parameters):\n    for one in parameters:\n        one.mul_(0.9)\n"
+    source = f"\n\ndef update(parameters):\n    for one in parameters:\n        {also} one.mul_(0.9)\n"
     analysis = analyze(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
     assert [loop.loop_line for loop in some(analysis.loops)] == [4 for _ in told_as]
     assert [loop.calls_per_step for loop in some(analysis.loops)] == told_as

@@ -38,7 +38,7 @@ from stepscope.diagnose.rule import (
     traces_source,
     train_steps,
 )
-from stepscope.model import Analysis, Evidence, Interval, Place, Site, Try
+from stepscope.model import Analysis, Evidence, Place, Site, Try
 from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WastedWork, WideGradients
 from stepscope.model.trace import OTHER_MAKERS
 
@@ -74,7 +74,6 @@ class UPDATES(Thresholds):
     89 %, Adagrad 49 to 88 %, SGD with momentum 35 to 85 %."""
 
     floor: float = 0.30  # of the step: as it is made by default, AdamW takes up to 28 % of steps that nobody would mend
-    least: float = 0.35
     usual: float = 0.5
     most: float = 0.9
 
@@ -347,12 +346,10 @@ def unfused_optimizer(analysis: Analysis) -> Iterator[Claim]:
         steps=train,
         cost_ms=UPDATES.usual * update_ms,
         ceiling_ms=gains.without_main(analysis, UPDATES.most * update_ms, behind=PIPELINE.cold_tensors),
-        expected_gain=Interval(UPDATES.least * share, UPDATES.most * share),
         where=distinct(site.place for site in made if site.place is not None),
         evidence=(
             ms("optimizer's step", update_ms, steps_source(train)),
             Evidence(f"fused of {name}", made[0].arguments["fused"], "", "events.jsonl, its arguments"),
-            ms("mean steady step", train.mean_ms, steps_source(train)),
         ),
         fix=f"Create {name} with fused=True, which reads and writes each parameter once",
         caveat="The cost counts half of the update. On a CPU fused=True wants PyTorch 2.4 and gradients that are not "

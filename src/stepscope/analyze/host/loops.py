@@ -9,6 +9,7 @@ carry their operator's sequence number, so the loop's part of the backward pass 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -29,9 +30,7 @@ from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import Int64, climb
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
-MIN_BEHIND = (
-    4  # behind a backward pass, where nothing is differentiated, no layer is called: they are parameters or items
-)
+MIN_BEHIND = 4  # behind a backward pass, without a gradient: parameters or items, since no layer is called there
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
@@ -42,6 +41,7 @@ _AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_f
 _BEHIND = ("optimizer", "other")
 _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
+_TRAINS = re.compile(r"(backward|step)\(")  # what a training loop calls
 
 
 class _Calls(Struct, frozen=True):
@@ -90,9 +90,8 @@ def loops(
     found = []
     for loop in _find(window):
         fact = _describe(window, context.lines, loop, mean_ms)
-        if loop.per_invocation < MIN_CALLS and (
-            fact.loop_line is None or (fact.backward_calls_per_step or 0.0) >= fact.calls_per_step / 2
-        ):
+        differentiated = (fact.backward_calls_per_step or 0.0) >= fact.calls_per_step / 2
+        if loop.per_invocation < MIN_CALLS and (differentiated or not _of_items(fact, context.lines)):
             continue
         if context.sampled is not None and time is not None:
             # from the steady steps' own samples where they are many: the window slows Python
@@ -119,6 +118,14 @@ def loops(
         outer = next((other for around, other in found if around is not loop and _runs_in(loop, around)), None)
         result.append(replace(fact, nested_in=outer.place) if outer else fact)
     return tuple(result)
+
+
+def _of_items(loop: LoopFacts, lines: Lines) -> bool:
+    """Whether the source has a loop there, and it is not the training loop, with calls one after the other."""
+    if loop.loop_line is None or loop.loop_end is None:
+        return False
+    texts = (lines.text(loop.place.file, line) for line in range(loop.loop_line, loop.loop_end + 1))
+    return not any(_TRAINS.search(text or "") for text in texts)
 
 
 def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
@@ -202,9 +209,8 @@ def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     first, last = int(same[0].starts.min()), int(same[0].ends.max())
     period = (last - first) / len(same[0])
     outside = int(((most.starts < first - period) | (most.starts >= last)).sum())
-    return outside <= max(
-        2, (1 - MOSTLY) * len(most)
-    )  # one may have been held up; of a generator's first and last lie around
+    # one may have been held up, and a generator is asked for the first item and after the last
+    return outside <= max(2, (1 - MOSTLY) * len(most))
 
 
 def _undisturbed_ns(durations: Int64) -> float:
