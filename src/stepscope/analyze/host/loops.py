@@ -31,6 +31,7 @@ from stepscope.tables.arrays import Int64, climb
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MIN_BEHIND = 4  # behind a backward pass, without a gradient: parameters or items, since no layer is called there
+OPERATORS = 0.3  # of the time of such a loop, as recorded: else it is Python or files, which are told by themselves
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
@@ -90,8 +91,7 @@ def loops(
     found = []
     for loop in _find(window):
         fact = _describe(window, context.lines, loop, mean_ms)
-        differentiated = (fact.backward_calls_per_step or 0.0) >= fact.calls_per_step / 2
-        if loop.per_invocation < MIN_CALLS and (differentiated or not _of_items(fact, context.lines)):
+        if loop.per_invocation < MIN_CALLS and not _of_items(fact, loop.span_ns / window.steps / 1e6, context.lines):
             continue
         if context.sampled is not None and time is not None:
             # from the steady steps' own samples where they are many: the window slows Python
@@ -120,9 +120,14 @@ def loops(
     return tuple(result)
 
 
-def _of_items(loop: LoopFacts, lines: Lines) -> bool:
-    """Whether the source has a loop there, and it is not the training loop, with calls one after the other."""
-    if loop.loop_line is None or loop.loop_end is None:
+def _of_items(loop: LoopFacts, recorded_ms: float, lines: Lines) -> bool:
+    """Whether the source has a loop there that runs operators without gradients for a notable part of its time.
+
+    It is not the training loop, with calls one after the other.
+    """
+    differentiated = (loop.backward_calls_per_step or 0.0) >= loop.calls_per_step / 2
+    works = (loop.operators_ms_per_step or 0.0) >= OPERATORS * recorded_ms
+    if loop.loop_line is None or loop.loop_end is None or differentiated or not works:
         return False
     texts = (lines.text(loop.place.file, line) for line in range(loop.loop_line, loop.loop_end + 1))
     return not any(_TRAINS.search(text or "") for text in texts)
@@ -163,7 +168,9 @@ def _find(window: ProfiledCalls) -> list[_Loop]:
             span_ns = 0.0
             for calls in own:
                 distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
-                span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
+                # of few, parameters for one, each may have another size
+                longest = MAX_BREAK * np.median(distances[:-1]) if len(calls) >= MIN_CALLS else np.inf
+                span_ns += float(np.minimum(distances, longest).sum())
             found.append(_Loop(function, callee, tuple(own), span_ns, float(count), per_invocation))
         loops += found
     return loops
