@@ -71,7 +71,7 @@ class WASTED(Thresholds):
 
 class UPDATES(Thresholds):
     """What a fused optimizer saves of the update on a CPU, measured on models of seven sizes: Adam and AdamW 55 to
-    89 %, Adagrad 49 to 88 %, SGD with momentum 35 to 85 %."""
+    89 %, Adagrad 49 to 85 %, SGD with momentum 35 to 85 %."""
 
     floor: float = 0.30  # of the step: as it is made by default, AdamW takes up to 28 % of steps that nobody would mend
     usual: float = 0.5
