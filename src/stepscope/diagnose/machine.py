@@ -58,7 +58,7 @@ class CORES(Thresholds):
     shared_core: float = 0.4  # of its own time a thread may lose to a busy sibling on its core, and to cold caches: two
     # hyperthreads of one core do 1.2 to 1.3 times the work of one; 15 ms of a step beside three processes were 10 alone
     product_ms: float = 1.0  # of a call by one thread: waking another takes 15 us at most (`analyze/machine/cores.py`)
-    added: float = 0.4  # of a core, what one more gives at least: on two, products of 0.1 to 6 ms were 1.4 to 1.9 faster
+    added: float = 0.4  # of a core, what one more gives: on two, products of 0.1 to 6 ms were 1.4 to 1.9 times as fast
     command_shown: int = 60  # characters of a child's command in a title
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
