@@ -63,6 +63,7 @@ ENTRIES = (
     Entry("many_threads", ("system",), "more threads than cores, for small operators"),
     Entry("processes_beside", ("system",), "three processes of the script that fill the cores"),
     Entry("double_precision", ("compute",), "a layer computed in float64"),
+    Entry("unfused_update", ("compute",), "AdamW that updates tensor by tensor"),
     Entry("distributed_shards", ("communication", "input"), "one rank's input takes longer", ranks=2),
     Entry("distributed_spectrum", ("communication", "compute"), "one rank computes more", ranks=2),
     Entry("distributed_split", ("communication", "compute"), "unequal batches", ranks=2),

@@ -60,12 +60,6 @@ def test_two_of_the_users_over_one_data_set_are_not_chosen_between() -> None:
     assert line(analyzed(site(20, id=1, dataset=2), site(21, id=3, dataset=2), shard, iterated(5, 2))) is None
 
 
-def test_recordings_without_numbers_go_by_likeness() -> None:
-    small, large = site(10, arguments={"batch_size": "2"}), site(20, arguments={"batch_size": "8"})
-    made = {"kind": "loader", "id": 3, "num_workers": 0, "batch_size": 8, "time_ns": T0 - MS}
-    assert line(analyzed(small, large, made)) == 20
-
-
 @pytest.mark.parametrize(
     ("told", "framework"),
     [

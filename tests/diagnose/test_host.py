@@ -161,6 +161,47 @@ def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     assert gain.high <= finding.gain_ceiling
 
 
+@pytest.mark.parametrize(("ends_ms", "also", "told_as"), [(20, "", [6]), (140, "", []), (20, "one.backward();", [])])
+def test_a_loop_over_few_tensors_is_told_behind_the_backward_pass_alone(
+    ends_ms: int, also: str, told_as: list[int]
+) -> None:
+    """Six items are layers anywhere else, and a training loop goes on one after the other."""
+    trace, steps = Trace(), steps_with_window()
+    for row in (row for row in steps if row["in_window"]):
+        at, step = row["start_ns"], row["step"]
+        trace.add("train.py(3): update", at, 200 * MS, step=step)
+        trace.add("autograd::engine::evaluate_function: A", at + ends_ms * MS, MS, step=step, category="cpu_op")
+        for item in range(6):
+            trace.add("aten::mul_", at + (30 + 10 * item) * MS, 9 * MS, step=step, category="cpu_op")
+    source = f"\n\ndef update(parameters):\n    for one in parameters:\n        {also} one.mul_(0.9)\n"
+    analysis = analyze(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
+    assert [loop.loop_line for loop in some(analysis.loops)] == [4 for _ in told_as]
+    assert [loop.calls_per_step for loop in some(analysis.loops)] == told_as
+
+
+@pytest.mark.parametrize(
+    ("optimizer_ms", "arguments", "device", "share"),
+    [
+        (9, {"foreach": "None", "fused": "None"}, "cpu", 0.25),
+        (3, {"foreach": "None", "fused": "None"}, "cpu", None),
+        (9, {"momentum": "0", "fused": "False"}, "cpu", None),  # an operator for each parameter, as fused
+        (9, {"fused": "True"}, "cpu", None),
+        (9, {"lr": "0.1"}, "cpu", None),  # that it could be fused nobody knows
+        (9, {"fused": "None"}, "cuda", None),
+    ],
+)
+def test_an_optimizer_that_could_be_fused(
+    optimizer_ms: float, arguments: dict[str, str], device: str, share: float | None
+) -> None:
+    site = {"kind": "site", "what": "AdamW", "arguments": arguments, "file": TRAIN, "line": 7}
+    steps = step_rows(40, optimizer_ms=optimizer_ms)
+    found = told(
+        make_tables(steps=steps, journal=[site], ranks=[rank_info(device=device)]), "compute.unfused_optimizer"
+    )
+    assert (found and found.share) == (None if share is None else pytest.approx(share))
+    assert found is None or (found.where[0].line, found.try_[0].knob) == (7, "optimizer.fused")
+
+
 STEP_MS = 10.0  # of `step_rows`
 LINE = PassLine(Place(TRAIN, 12, "forward"), 1.0, True)
 CALL = ExtraCall(

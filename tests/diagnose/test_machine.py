@@ -15,7 +15,7 @@ from stepscope.model import Finding
 from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.device_scenes import V100, made_tensors, repeated
-from tests.analyze.scenes import TORCH, TRAIN, stack
+from tests.analyze.scenes import TORCH, TRAIN, Trace, stack
 from tests.analyze.test_machine import (
     SECOND,
     SMALL,
@@ -187,6 +187,28 @@ def test_threads_that_sleep_in_turn_cost_what_fewer_would_save() -> None:
     assert 0.69 < finding.gain_ceiling < 0.95
     assert "set_num_threads(2) at train.py:5" in finding.fix
     assert {evidence.metric for evidence in finding.evidence} >= {"main thread asleep", "torch threads per rank"}
+
+
+@pytest.mark.parametrize(
+    ("product_ms", "others", "physical", "share"),
+    [(20, 0.0, 2, 0.8 * 2 / 7), (0.5, 0.0, 2, None), (20, 1.0, 2, None), (20, 0.0, 1, None), (20, None, 2, None)],
+)
+def test_one_thread_loses_where_products_are_large_and_cores_free(
+    product_ms: float, others: float | None, physical: int, share: float | None
+) -> None:
+    steps = step_rows(400, forward_ms=93)
+    trace = Trace()
+    for row in steps[10:13]:
+        row["in_window"] = True
+        for at in range(4):
+            begins, lasts = row["start_ns"] + 20 * at * MS, round(product_ms * MS)
+            trace.add("aten::mm", begins, lasts, step=row["step"], category="cpu_op")
+    hardware = {"affinity": [0, 1], "logical_cores": 2, "physical_cores": physical}
+    run: Any = {"main": 1.0, "delay": 0.0, "pool": 0.0, "pool_delay": 0.0, "others": others, "threads": 1}
+    made = pool_tables(**run, steps=steps, events=trace.rows, run={"hardware": hardware})
+    finding = told(made, "system.threads_below_cores", {TRAIN: 'os.environ["OMP_NUM_THREADS"] = "1"\n'})
+    assert (finding and finding.share) == (None if share is None else pytest.approx(share))
+    assert finding is None or (finding.where[0].line, finding.try_[0].value) == (1, "2")
 
 
 def test_others_are_blamed_where_they_have_the_cores() -> None:

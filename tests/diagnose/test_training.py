@@ -197,6 +197,18 @@ def test_logging_that_costs_little_and_a_script_of_such_a_name_are_no_finding() 
         assert [one for one in found.findings if one.rule == "host.logging"] == []
 
 
+@pytest.mark.parametrize(("at", "lines"), [(80, [[7]]), (70, [])])
+def test_what_a_module_calls_at_another_line_than_forward_passes_is_a_hook(at: int, lines: list[list[int]]) -> None:
+    main, module = f"main ({LINE['file']}:40)", "_call_impl (/venv/lib/site-packages/torch/nn/modules/module.py"
+    ways = ((f"{module}:70)", "Net.forward", 300), (f"{module}:{at})", "record", 200))
+    stacks = [
+        {"frames": [main, way, f"{name} ({LINE['file']}:7)"], "samples": samples, "phase": "forward"}
+        for way, name, samples in ways
+    ]
+    found = diagnose(analyze(make_tables(steps=step_rows(500), stacks=stacks))).findings
+    assert [[place.line for place in one.where] for one in found if one.rule == "host.logging"] == lines
+
+
 def test_anomaly_detection_that_was_left_on_is_told() -> None:
     found = sampled(("format_stack (/venv/lib/python3.11/site-packages/torch/fx/traceback.py:497)", 100))
     (finding,) = found.findings

@@ -132,6 +132,9 @@ class TestFilledFromOthers:
         assert run([clock, event]).compiles.select(columns).row(1) == ("constant", "time.time()", 5)
         assert run([read, event]).compiles.select(columns).row(1) == ("tensor_read", None, 5)
         assert run([event]).compiles.select(columns).row(0) == ("tensor_read", None, 5)
+        own = "___stack2 == 0.25  # (_dynamo/output_graph.py:3375 in remove_tensorify_specialized_graphargs)"
+        event = recompile_event(1, own, def_file="/home/u/t.py", def_line=5, function="torch_dynamo_resume_in_f_at_5")
+        assert run([event]).compiles.select(columns).row(0) == ("tensor_read", None, 5)
 
 
 class TestSteps:

@@ -6,6 +6,7 @@ modules. Facts that stand on the same costly preparation are made together, so t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -179,6 +180,9 @@ class Facts(Analysis):
         waits_ms += sum(one.ms_per_step for one in self.io or ())
         waits_ms += sum(one.ms_per_step * (one.waiting_share or 0.0) for one in self.python or ())
         cpu = cores.cpu_facts(tables, training, mean_ms, waits_ms)
+        if cpu is not None and cpu.threads_place is None:  # set before torch was imported
+            line = main_thread.only_line(self._context, re.compile(rf"_NUM_THREADS\W+{cpu.threads}\b"))
+            cpu = msgspec.structs.replace(cpu, threads_place=line)
         return MachineFacts(
             journaled=tables.journal.height > 0,
             pauses=main_thread.gc_pauses(tables, labelled) if tables.journal.height else None,

@@ -83,19 +83,11 @@ def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | N
 def site_of(tables: Tables, event: _Data | None) -> _Data | None:
     """What to speak of where that loader's arguments are meant; without a `file` where no line says them.
 
-    In recordings whose sites know no loader it is guessed: the same arguments, else the only or first one.
+    In recordings whose sites know no loader it is the only one.
     """
     sites = [data for _, data in event_data(tables, "site") if data.get("what") == "DataLoader"]
     if not any("id" in data for data in sites):
-        usual = {"num_workers": 0, "batch_size": 1} if event is not None else {}
-
-        def likeness(data: _Data) -> int:
-            said, seen = _arguments(data), event or {}
-            return sum(
-                first_int(said.get(key), value) == first_int(seen.get(key), value) for key, value in usual.items()
-            )
-
-        return max(sites, key=likeness, default=None)
+        return sites[0] if len(sites) == 1 else None
     made = _made(tables, event)
     if made is None or _framework(made) in (None, "fastai"):
         return made

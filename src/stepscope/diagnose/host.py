@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stepscope.diagnose import gains
 from stepscope.diagnose.communication import small_lines
+from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.machine import asked_for
 from stepscope.diagnose.needless_work import told_places
 from stepscope.diagnose.rule import (
@@ -43,7 +44,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.counted import things
-from stepscope.model.metrics import ANOMALY
+from stepscope.model.metrics import ANOMALY, HOOKS
 
 
 class LOOP(Thresholds):
@@ -162,7 +163,8 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
     start = Place(loop.place.file, loop.loop_line or loop.place.line, loop.place.function)
-    by = "by operators on all items at once: one tensor that holds them, or the torch._foreach operators"
+    by = "by operators on all items at once: one tensor that holds them, the torch._foreach operators, or for updates "
+    by += "of parameters an optimizer of torch.optim with fused=True"
     if loop.dimension:
         by = "by operators on the whole tensor (broadcasting, einsum, torch.vmap)"
     over = f" over {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""
@@ -350,12 +352,13 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
         waits = (one.waiting_share or 0.0) >= PYTHON.waiting
         doubt, words = device_doubt(analysis)
         source = f"{stacks_source(analysis)}, {things(one.samples, 'sample')}"
+        behind = PIPELINE.cold_tensors if one.tool == HOOKS else 0.0
         yield Claim(
             title=f"Logging with {one.tool} takes {clip_share(one.ms_per_step, train.mean_ms):.0%} of the step"
             f"{', mostly waiting' if waits else ''}: {bare(one.function)}{at(one.place)}",
             steps=train,
             cost_ms=one.ms_per_step,
-            ceiling_ms=gains.without_main(analysis, one.at_most_ms_per_step),
+            ceiling_ms=gains.without_main(analysis, one.at_most_ms_per_step, behind=behind),
             levels=(sampled_confidence(one.samples), *doubt),
             where=(one.place,) if one.place is not None else (),
             key=f"{one.tool.replace(' ', '-')}-{shown(one.place)}" if one.place is not None else one.tool,

@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     Need,
     Thresholds,
     advice,
+    always,
     at,
     at_place,
     clip_share,
@@ -37,6 +38,7 @@ from stepscope.diagnose.rule import (
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
 from stepscope.model.counted import things
 from stepscope.model.machine import Child, CpuFacts, PauseFacts
+from stepscope.model.views import OperatorRow
 
 
 class PAUSES(Thresholds):
@@ -55,6 +57,8 @@ class CORES(Thresholds):
     child_cores: float = 0.1  # of what all children use: those below are not named
     shared_core: float = 0.4  # of its own time a thread may lose to a busy sibling on its core, and to cold caches: two
     # hyperthreads of one core do 1.2 to 1.3 times the work of one; 15 ms of a step beside three processes were 10 alone
+    product_ms: float = 1.0  # of a call by one thread: waking another takes 15 us at most (`analyze/machine/cores.py`)
+    added: float = 0.4  # of a core, what one more gives: on two, products of 0.1 to 6 ms were 1.4 to 1.9 times as fast
     command_shown: int = 60  # characters of a child's command in a title
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
@@ -77,6 +81,12 @@ CPU = Need("telemetry of the main thread's wait for a core", lambda a: a.machine
 THREADS = Need(
     "the number of torch's threads", lambda a: a.machine.cpu is not None and a.machine.cpu.threads is not None
 )
+PRODUCTS = Need(
+    "a profiler window with large products, by one thread",
+    lambda a: a.machine.cpu is not None and a.machine.cpu.threads == 1 and not ON_DEVICE.present(a) and _products(a),
+    quiet=True,
+    traced=always,
+)
 QUOTA = Need(
     "the throttled time of the cgroup",
     lambda a: a.machine.cpu is not None and a.machine.cpu.throttled_share is not None,
@@ -97,6 +107,9 @@ OWN_PROFILER = Need(
 )
 HOOKED = Need("a profiler or tracer of Python", lambda a: a.machine.hook, quiet=True)
 GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
+LEARN_THREADS = (
+    "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
+)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
 
 
@@ -265,13 +278,7 @@ def _fitting_threads(cpu: CpuFacts) -> int:
     return max(1, int(cpu.cores) // cpu.ranks_on_host)
 
 
-@rule(
-    "system.threads_beyond_cores",
-    STEPS,
-    CPU,
-    THREADS,
-    learn="https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads",
-)
+@rule("system.threads_beyond_cores", STEPS, CPU, THREADS, learn=LEARN_THREADS)
 def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     """Torch has more threads than cores and the main thread waits for its own.
 
@@ -313,6 +320,46 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
         "operators one thread may be faster still, since none has to be woken",
         caveat="What the other threads compute while the main one waits has to be computed in any case: the gain "
         "is smaller than the wait.",
+        tries=(Try("torch.num_threads", str(fits)),),
+        falsified_by=f"With {fits} threads the mean step does not get shorter",
+    )
+
+
+def _products(analysis: Analysis) -> list[OperatorRow]:
+    rows = analysis.views.operators if analysis.views is not None else ()
+    return [one for one in rows if one.tensor_core_eligible and one.host_self_ns >= CORES.product_ms * 1e6 * one.calls]
+
+
+@rule("system.threads_below_cores", STEPS, CPU, PRODUCTS, learn=LEARN_THREADS)
+def threads_below_cores(analysis: Analysis) -> Iterator[Claim]:
+    """Large products by one thread, with cores that nobody uses: of two hyperthreads one core counts."""
+    train, cpu, hardware = STEPS.of(analysis), CPU.of(analysis), analysis.run.hardware
+    others = cpu.pool.others_cores if cpu.pool is not None else None
+    whole, logical = hardware.get("physical_cores"), hardware.get("logical_cores")
+    if others is None or not isinstance(whole, int) or not isinstance(logical, int) or not logical:
+        return
+    free = (cpu.cores - cpu.own_cores - others) / cpu.ranks_on_host
+    fits = min(int(_fitting_threads(cpu) * whole / logical), 1 + round(free))
+    if fits < 2:
+        return
+    products = [(one.name, (one.host_self_ns_per_step or 0.0) / 1e6) for one in _products(analysis)]
+    took = min(sum(each for _, each in products), train.mean_ms)
+    wait = sum(part.ms for part in train.partition if part.category == "data_wait")
+    yield _of_cores(
+        analysis,
+        title=f"Torch computes with one thread while {free:.1f} of {cpu.cores:g} cores are free: large products take "
+        f"{_part(analysis, took)}{at(cpu.threads_place)}",
+        cost_ms=took * (1.0 - 1.0 / (1.0 + CORES.added * (fits - 1))),
+        ceiling_ms=(train.mean_ms - wait) * (1.0 - 1.0 / fits),
+        levels=("medium",),
+        where=(cpu.threads_place,) if cpu.threads_place is not None else (),
+        evidence=(
+            Evidence("torch threads per rank", 1, "threads", cpu.threads_source),
+            *(ms(f"{name}, per step, as recorded", each, "profiler window") for name, each in products[:3]),
+        ),
+        fix=f"torch.set_num_threads({fits}){at_place(cpu.threads_place)}, or OMP_NUM_THREADS={fits}, which torchrun "
+        "sets to 1 where it is not set",
+        caveat="Small operators gain nothing, and loader workers need cores as well.",
         tries=(Try("torch.num_threads", str(fits)),),
         falsified_by=f"With {fits} threads the mean step does not get shorter",
     )

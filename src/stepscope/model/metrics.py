@@ -288,6 +288,7 @@ class Watched(Struct, frozen=True):
     count: int
 
 
+HOOKS = "hooks of modules"  # as a tool that logs: the user's own functions
 ANOMALY = "torch's anomaly detection"  # as a tool that logs: it keeps the stack of every operator
 
 

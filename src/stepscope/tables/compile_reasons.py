@@ -365,8 +365,11 @@ def is_library(file: str) -> bool:
 
 
 def comment_location(comment: str) -> Location | None:
-    """The place at the end of a guard's comment: `code  # path:12 in function`. The path is shortened."""
-    tail = comment.rpartition("  # ")[2].removeprefix("# ").strip()
+    """The place at the end of a guard's comment: `code  # path:12 in function`. The path is shortened.
+
+    Lines of torch's own stand in brackets.
+    """
+    tail = comment.rpartition("  # ")[2].removeprefix("# ").strip(" ()")
     match = _PLACE.search(tail)
     return Location(tail[: match.start()][-1000:], int(match[1]), match[2]) if match and match.start() else None
 

@@ -203,6 +203,8 @@ def _fill_reads(rows: list[Row]) -> None:
     for row in rows:
         if row["cause"] != "tensor_read" or row["kind"] not in COMPILES:
             continue
+        if row["file"] is None:  # torch named a line of its own: the function goes on where the value came back
+            row["file"], row["line"] = row["def_file"], row["def_line"]
         broken = breaks.get((row["file"], row["line"]))
         if broken is not None and broken["cause"] in ("unsupported_call", "print"):
             row["cause"] = "constant"

@@ -9,6 +9,7 @@ carry their operator's sequence number, so the loop's part of the backward pass 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +30,8 @@ from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import Int64, climb, unique
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+MIN_BEHIND = 4  # behind a backward pass, without a gradient: parameters or items, since no layer is called there
+OPERATORS = 0.3  # of the time of such a loop, as recorded: else it is Python or files, which are told by themselves
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
 MAX_BREAK = 5.0  # a distance of more than this many median distances is work beside the loop
 MAX_LOOPS = 20
@@ -39,6 +42,7 @@ _AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_f
 _BEHIND = ("optimizer", "other")
 _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
+_TRAINS = re.compile(r"(backward|step)\(")  # what a training loop calls
 
 
 class _Calls(Struct, frozen=True):
@@ -87,6 +91,8 @@ def loops(
     found = []
     for loop in _find(window):
         fact = _describe(window, context.lines, loop, mean_ms)
+        if loop.per_invocation < MIN_CALLS and not _of_items(fact, loop.span_ns / window.steps / 1e6, context.lines):
+            continue
         if context.sampled is not None and time is not None:
             # from the steady steps' own samples where they are many: the window slows Python
             inside = time.share_of(stacks_in(context.sampled, fact))
@@ -112,6 +118,19 @@ def loops(
         outer = next((other for around, other in found if around is not loop and _runs_in(loop, around)), None)
         result.append(replace(fact, nested_in=outer.place) if outer else fact)
     return tuple(result)
+
+
+def _of_items(loop: LoopFacts, recorded_ms: float, lines: Lines) -> bool:
+    """Whether the source has a loop there that runs operators without gradients for a notable part of its time.
+
+    It is not the training loop, with calls one after the other.
+    """
+    differentiated = (loop.backward_calls_per_step or 0.0) >= loop.calls_per_step / 2
+    works = (loop.operators_ms_per_step or 0.0) >= OPERATORS * recorded_ms
+    if loop.loop_line is None or loop.loop_end is None or differentiated or not works:
+        return False
+    texts = (lines.text(loop.place.file, line) for line in range(loop.loop_line, loop.loop_end + 1))
+    return not any(_TRAINS.search(text or "") for text in texts)
 
 
 def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
@@ -149,7 +168,9 @@ def _find(window: ProfiledCalls) -> list[_Loop]:
             span_ns = 0.0
             for calls in own:
                 distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
-                span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
+                # of few, parameters for one, each may have another size
+                longest = MAX_BREAK * np.median(distances[:-1]) if len(calls) >= MIN_CALLS else np.inf
+                span_ns += float(np.minimum(distances, longest).sum())
             found.append(_Loop(function, callee, tuple(own), span_ns, float(count), per_invocation))
         loops += found
     return loops
@@ -175,8 +196,15 @@ def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
         "key": pl.Series(part.codes[positions]).replace_strict(keys, return_dtype=pl.String),
     }
     calls = pl.DataFrame(columns).group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
-    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_CALLS).iter_rows():
-        yield key, _Calls(part, caller, step, np.array(mine, np.int64))
+    modules = np.flatnonzero(part.named(lambda name: name.startswith(MODULE_CALL), part.inside))
+    node_ns, module_ns = (np.sort(part.start_ns[rows]) for rows in (_nodes(part), modules))
+    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_BEHIND).iter_rows():
+        ends = part.start_ns[[mine[0], mine[-1]]]
+        nodes, passes = np.searchsorted(node_ns, ends), np.searchsorted(module_ns, ends)
+        apart = nodes[0] == nodes[1] > 0 and passes[0] == passes[1]  # neither of both runs meanwhile
+        behind = apart and (passes[0] == 0 or module_ns[passes[0] - 1] < node_ns[nodes[0] - 1])
+        if len(mine) >= MIN_CALLS or behind:
+            yield key, _Calls(part, caller, step, np.array(mine, np.int64))
 
 
 def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
@@ -187,8 +215,9 @@ def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
         return False
     first, last = int(same[0].starts.min()), int(same[0].ends.max())
     period = (last - first) / len(same[0])
-    starts = most.starts
-    return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
+    outside = int(((most.starts < first - period) | (most.starts >= last)).sum())
+    # one may have been held up, and a generator is asked for the first item and after the last
+    return outside <= max(2, (1 - MOSTLY) * len(most))
 
 
 def _undisturbed_ns(durations: Int64) -> float:
@@ -278,9 +307,10 @@ def _operators_within(loop: _Loop) -> _Slices:
         for calls in loop.calls:
             if calls.part is part:
                 first, last = int(calls.starts[0]), int(calls.ends[-1])
-                # the operands of the first call are made just before it
+                # the operands of the first call are made just before it; the backward pass may be as well
+                ahead = (last - first) // fewest if fewest >= MIN_CALLS else 0
                 thread = calls.step, int(part.tracks[calls.positions[0]])
-                threads.setdefault(thread, []).append((first - (last - first) // fewest, last))
+                threads.setdefault(thread, []).append((first - ahead, last))
         operators = np.flatnonzero((part.what == OPERATOR) & part.inside)
         chosen = np.zeros(len(operators), bool)
         for (step, track), bounds in threads.items():

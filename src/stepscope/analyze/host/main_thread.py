@@ -31,8 +31,8 @@ from msgspec.structs import replace
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.loops import stacks_in
 from stepscope.analyze.host.sampled_time import PLACE_COLUMNS, Calls, entry_of, place_of
+from stepscope.engine.call_tree import UserPaths, rows_of
 from stepscope.engine.call_tree import at as at_nodes
-from stepscope.engine.call_tree import rows_of
 from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, Function, ProfiledCalls
 from stepscope.engine.journal import event_data, events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
@@ -43,10 +43,10 @@ from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, pyt
 from stepscope.model import IoFacts, LoopFacts, Place, PythonFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import HookFacts, PauseFacts, PauseLine
-from stepscope.model.metrics import ANOMALY, LoggingCost
-from stepscope.tables.arrays import NONE
+from stepscope.model.metrics import ANOMALY, HOOKS, LoggingCost
+from stepscope.tables.arrays import NONE, Bools
 from stepscope.tables.categories import ANNOTATION
-from stepscope.tables.phases import OPTIMIZER
+from stepscope.tables.phases import OPTIMIZER, in_file
 from stepscope.tables.schema import Tables
 
 MAX_IO_FACTS = 20
@@ -463,6 +463,7 @@ def regions(context: Context, window: ProfiledCalls | None) -> tuple[dict[str, A
     return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
 
 
+_MODULES = "torch/nn/modules/module.py"
 # tool -> its files; the first that fits. What is called through another tool is that one's.
 TOOLS: dict[str, re.Pattern[str]] = {
     name: re.compile(rf"(^|/)({files})")
@@ -485,23 +486,33 @@ TOOLS: dict[str, re.Pattern[str]] = {
 
 
 _DETECTS = re.compile(r"\b(?:set_)?detect_anomaly\(")
-_HOOKS = re.compile(r"\bset(trace|profile)(_all_threads)?\(|\bProfile\(\)|\b(cProfile|profile)\.run(ctx)?\(")
+_TRACERS = re.compile(r"\bset(trace|profile)(_all_threads)?\(|\bProfile\(\)|\b(cProfile|profile)\.run(ctx)?\(")
 
 
 def python_hook(context: Context) -> HookFacts | None:
     name = next((rank.hook for rank in context.tables.ranks if rank.hook), None)
-    lines = _lines_with(context, _HOOKS) if name else []
-    return HookFacts(name, Place(*lines[0]) if len(lines) == 1 else None) if name else None
+    return HookFacts(name, only_line(context, _TRACERS)) if name else None
 
 
-def _lines_with(context: Context, pattern: re.Pattern[str]) -> list[tuple[str, int]]:
-    """Lines of the user's files, comments left out."""
-    return [
-        (file, number)
+def only_line(context: Context, pattern: re.Pattern[str]) -> Place | None:
+    """The one line of the user's files that has it, comments left out; None where several have."""
+    found = [
+        Place(file, number)
         for file, text in context.sources.items()
         for number, line in enumerate(text.splitlines(), 1)
         if pattern.search(line) and not line.lstrip().startswith("#")
     ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_hook(users: UserPaths) -> Bools:
+    """Whether a node is the user's function that a module calls at another line than a forward pass."""
+    tree = users.tree
+    above = np.where(tree.parent >= 0, tree.frame[tree.parent], NONE)
+    called = np.array([*(in_file(frame.file, _MODULES) for frame in tree.frames), False], bool)[above]
+    forward = tree.by_node(np.array([bare(frame.function) == "forward" for frame in tree.frames], bool))
+    found: Bools = called & users.user & ~np.isin(above, above[called & forward])
+    return found
 
 
 def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, ...] | None:
@@ -514,22 +525,23 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     samples = context.sampled
     if samples is None or calls is None:
         return None
-    tree, names = samples.calls, list(TOOLS)
+    tree, names = samples.calls, [*TOOLS, HOOKS]
     of_frame = np.full(len(tree.frames), NONE)  # the number of the tool, none of the user's own file and of others
     for at, frame in enumerate(tree.frames):
-        tool = next((tool for tool, name in enumerate(names) if TOOLS[name].search(frame.file)), NONE)
+        tool = next((tool for tool, files in enumerate(TOOLS.values()) if files.search(frame.file)), NONE)
         of_frame[at] = tool if tool < 0 or context.code.resolve(frame.file) is None else NONE
-    if not (of_frame >= 0).any():
+    of_node = np.where(_is_hook(UserPaths(tree, context.code)), len(TOOLS), tree.by_node(of_frame))
+    if not (of_node >= 0).any():
         return ()
-    entered = at_nodes(tree.outermost(tree.by_node(of_frame >= 0)), rows_of(calls.rows["node"]), NONE)
-    tool_of = np.where(entered >= 0, of_frame[tree.frame[np.maximum(entered, 0)]], NONE)
+    entered = at_nodes(tree.outermost(of_node >= 0), rows_of(calls.rows["node"]), NONE)
+    tool_of = np.where(entered >= 0, of_node[np.maximum(entered, 0)], NONE)
     rows = calls.rows.with_columns(tool=pl.Series(tool_of), entered=pl.Series(entered)).filter(pl.col("tool") >= 0)
-    switches = _lines_with(context, _DETECTS)
-    if len(switches) == 1:  # else it is told at the lines that run the operators
+    switch = only_line(context, _DETECTS)
+    if switch is not None:  # else it is told at the lines that run the operators
         columns = ("user_file", "user_line", "user_function")
         rows = rows.with_columns(
             pl.when(pl.col("tool") == names.index(ANOMALY)).then(pl.lit(value)).otherwise(column).alias(column)
-            for column, value in zip(columns, (*switches[0], ""), strict=True)
+            for column, value in zip(columns, (switch.file, switch.line, ""), strict=True)
         )
     found = []
     for own in rows.partition_by("tool", "user_file", "user_line", "user_function"):

@@ -141,7 +141,7 @@ def ranks_on_host(tables: Tables) -> int:
 def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | None:
     """The loader that training steps wait for: the longest by the fetches that were looked at in them.
 
-    In recordings without any the one whose iterations the most training steps follow, evaluation's left out.
+    In recordings without any the first that was iterated.
     """
     events = list(_loader_events(tables))
     if not events:
@@ -150,24 +150,7 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
     votes: Counter[Any] = Counter()
     for row, data, _ in events_in_steps(tables, "batch", train, at_end=True):
         votes[data.get("id")] += row["duration_ns"]
-    if not votes:
-        votes = Counter({event["id"]: 0 for event in events})
-        made = pl.DataFrame(
-            [(event["_process"], event["_time"], number) for number, event in enumerate(events)],
-            schema={"process": pl.String, "time": pl.Int64, "event": pl.Int64},
-            orient="row",
-        )
-        ends = train.select("process", end=pl.col("start_ns") + pl.col("wall_ns")).drop_nulls().sort("end")
-        made = made.drop_nulls("time").sort("time")
-        begun = labelled.frame.select("process", "kind", "start_ns").drop_nulls("start_ns").sort("start_ns")
-        first = made.join_asof(
-            begun, left_on="time", right_on="start_ns", by="process", strategy="forward", check_sortedness=False
-        )
-        made = first.filter(pl.col("kind").ne_missing("eval")).select(made.columns)
-        last = ends.join_asof(made, left_on="end", right_on="time", by="process", check_sortedness=False)["event"]
-        for number, count in last.drop_nulls().value_counts().sort("event").rows():
-            votes[events[number]["id"]] += count
-    best = max(votes, key=lambda key: votes[key], default=None)
+    best = max(votes, key=lambda key: votes[key], default=events[0]["id"])
     return next((event for event in events if event["id"] == best), None)
 
 
