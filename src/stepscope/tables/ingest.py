@@ -178,14 +178,13 @@ def ingest(
         return_freed_memory(taken.slices.count)
         base_ns, texts = taken.summary.base_ns, taken.texts
         doubts = [*_kinds(taken, source.path), *_one_process(taken, writer, source.path)]
-        nested = _nested(taken)
-        if (kept := _once(taken, nested.nesting.alike)) is not None:
+        nesting, is_device, repaired = _nested(taken)
+        if (kept := _once(taken, nesting.alike)) is not None:
             twice = f"{len(kept) - kept.sum():,} of its slices stand in it twice"
             doubts.append(f"{twice}, as of files that were joined, and count once")
-            writer.only(kept)
-            taken.only(kept)
-            nested = _nested(taken)
-        track, start, duration, nesting = nested.track, nested.start_ns, nested.duration_ns, nested.nesting
+            taken.only(kept, writer)
+            nesting, is_device, repaired = _nested(taken)
+        track, start, duration = map(taken.slices.dense, ("track", "start_ns", "duration_ns"))
         frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)
         is_mark = taken.each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name")
         # the slices that mark a step, in the order of the trace
@@ -194,18 +193,19 @@ def ingest(
         frames[MARKS] = writer.write(pl.DataFrame(marked), MARKS)
         is_runtime, is_operator = taken.each(categories.is_runtime), taken.each(categories.OPERATORS.__contains__)
         graph_launch = is_runtime & taken.each(categories.is_graph_launch, "name")
+        waits = is_runtime & taken.each(lambda text: text.endswith("DeviceSynchronize"), "name")
         taken.slices.forget("category", "name", "start_ns", "duration_ns")
         slices = links.Slices(
-            track, start, duration, nesting.parent, nesting.frame, nested.is_device, is_runtime, is_operator,
+            track, start, duration, nesting.parent, nesting.frame, is_device, is_runtime, is_operator,
             graph_launch, taken.slices.sparse("correlation"), taken.slices.sparse("external_id"),
         )  # fmt: skip
         numbered = _numbered(taken, track, start, is_operator)
         linked, forward_of = links.link(slices, _arrows(taken, LAUNCH_ARROWS), numbered, _arrows(taken, FORWARD_ARROWS))
-        doubts += _clocks(linked, start)
+        doubts += _clocks(linked, slices, np.flatnonzero(waits))
         frames[LINKS] = writer.write(linked, LINKS)
-        clipped, repaired = nesting.clipped, nested.repaired
+        clipped = nesting.clipped
         summary, device = taken.summary, categories.device_kind(texts["category"].values)
-        del taken, nested, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        del taken, is_device, track, slices, numbered, linked  # a large trace is in memory once, not twice
         del is_mark, is_runtime, is_operator, graph_launch
         start += base_ns
         tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
@@ -250,26 +250,19 @@ class _Taken(Struct, frozen=True):
         found: Bools = np.array([*map(said, self.texts[what].values), False], bool)[self.slices.dense(what)]
         return found
 
-    def only(self, kept: Bools) -> None:
+    def only(self, kept: Bools, writer: PartWriter) -> None:
         """Leave out all other slices, and allocations of tracks that are left without any or that stand in it twice."""
         tracks = np.isin(self.memory.dense("track"), np.unique(self.slices.dense("track")[kept]))
         self.slices.only(kept)
+        writer.only(kept)
         columns = [self.memory.dense(name) for name in ("bytes", "address", "time_ns", "track")]
         order = np.lexsort(columns)
         same = np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)
         self.memory.only(tracks & ~flags(len(order), order[1:][same]))
 
 
-class _Nested(Struct, frozen=True):
-    track: Int32
-    start_ns: Int64
-    duration_ns: Int64
-    is_device: Bools
-    repaired: int
-    nesting: links.Nesting
-
-
-def _nested(taken: _Taken) -> _Nested:
+def _nested(taken: _Taken) -> tuple[links.Nesting, Bools, int]:
+    """Repair and nest slices: also which are a device's, and how many were repaired."""
     track, start, duration = map(taken.slices.dense, ("track", "start_ns", "duration_ns"))
     is_device = taken.each(categories.DEVICE.__contains__)
     repaired = repair(track, start, duration, is_device=is_device)
@@ -279,7 +272,7 @@ def _nested(taken: _Taken) -> _Nested:
         is_function=taken.each(categories.FUNCTION.__eq__), is_annotation=taken.each(categories.ANNOTATION.__eq__),
         precedence=precedence[taken.slices.dense("category")],
     )  # fmt: skip
-    return _Nested(track, start, duration, is_device, repaired, nesting)
+    return nesting, is_device, repaired
 
 
 def _kinds(taken: _Taken, path: Path) -> Iterator[str]:
@@ -325,8 +318,7 @@ def _one_process(taken: _Taken, writer: PartWriter, path: Path) -> Iterator[str]
     of_others[rows[theirs]] = True
     # tracks on which others alone have work hold nothing of this process
     of_others |= np.isin(track, np.setdiff1d(track[rows[theirs]], track[rows[work & ~theirs]]))
-    writer.only(~of_others)
-    taken.only(~of_others)
+    taken.only(~of_others, writer)
     yield f"it holds {len(found)} processes, as merged ranks do: only {own} was read; give the trace of each rank"
 
 
@@ -341,15 +333,24 @@ def _once(taken: _Taken, alike: Int64) -> Bools | None:
     return ~flags(count, alike[order[1:][same]])
 
 
-def _clocks(linked: pl.DataFrame, start_ns: Int64) -> Iterator[str]:
+def _clocks(linked: pl.DataFrame, slices: links.Slices, waits: Int64) -> Iterator[str]:
+    """Whether device work begins before its launch, or goes on when a call is over that waits (`waits`) for it."""
     known = linked.filter(pl.col("launch").is_not_null())
-    ahead = start_ns[known["launch"].to_numpy()] - start_ns[known["event"].to_numpy()]
-    early = ahead[ahead > _CLOCKS_APART_NS]
-    if len(early) > max(_FEW, _EARLY * len(ahead)):
-        yield (
-            f"{len(early):,} of its {len(ahead):,} kernels and copies begin before the calls that launched them, by "
-            f"{np.median(early) / 1e6:.3g} ms: the clocks of device and host disagree, and with them times of steps"
-        )
+    work, launch = known["event"].to_numpy(), slices.start_ns[known["launch"].to_numpy()]
+    early = launch - slices.start_ns[work]
+    early = early[early > _CLOCKS_APART_NS]
+    said = f"{len(early):,} of its {len(work):,} kernels and copies begin before the calls that launched them"
+    apart_ns = float(np.median(early)) if len(early) > max(_FEW, _EARLY * len(work)) else 0
+    if not apart_ns and len(waits) and len(work):
+        last = waits[slices.start_ns[waits].argmax()]
+        over = slices.start_ns[last] + slices.duration_ns[last]
+        mine = work[launch < slices.start_ns[last]]
+        ends = slices.start_ns[mine] + slices.duration_ns[mine] - over
+        late_ns = min((float(ends[at].max()) for at in by_value(slices.track[mine])), default=0)
+        apart_ns = late_ns if late_ns > _LATE_NS else 0
+        said = "its devices go on with what was launched when the call is over that waited for it"
+    if apart_ns:
+        yield f"{said}, by {apart_ns / 1e6:.3g} ms: the clocks of device and host disagree, so no idle time is sure"
 
 
 def _take(source: KinetoTrace | TraceAhead, writer: PartWriter, only: StepRange | None) -> _Taken:
