@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from stepscope import tables
+from stepscope.api import ReadOptions, open_run
 from stepscope.engine.spans import spans
 from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
@@ -103,7 +104,12 @@ def moved(by: int = 0, times: float = 1, pid: int = 0, categories: str = "", num
         ([*SOUND, *moved(pid=5)], "nothing tells whose work", False),
         (moved(times=1e-3), "count microseconds", False),
         (moved(times=1000 * 10**12), "count microseconds", False),
-        (moved(by=-400, categories="kernel"), "the clocks of device and host disagree", True),
+        (moved(by=-400, categories="kernel"), "begin before the calls that launched them", True),
+        (
+            [*moved(by=50_000, categories="kernel"), slice_of("cudaDeviceSynchronize", 7000, 10, "cuda_runtime")],
+            "the clocks of device and host disagree",
+            True,
+        ),
         ([{**entry, "cat": "fee"} for entry in SOUND], "another tool wrote it", False),
         ([*SOUND, *({**entry, "cat": "fee", "tid": 5} for entry in SOUND)], "(fee), and count in no figure", True),
     ],
@@ -144,6 +150,9 @@ def test_device_alone(tmp_path: Path):
     built = build(tmp_path, [slice_of("gemm", 0, 5, "kernel", correlation=1)])
     assert "no launch of a kernel or copy was recorded" in notes(built)
     assert built.links["state"].to_list() == ["before_recording"]
+    lines = open_run(tmp_path / "rank3.pt.trace.json", options=ReadOptions(cache=False)).analysis.device_lines
+    assert lines
+    assert list(lines.unattributed) == ["neither launch nor operator found"]
 
 
 STEPS = 40

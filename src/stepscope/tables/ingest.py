@@ -311,15 +311,14 @@ def _one_process(taken: _Taken, writer: PartWriter, path: Path) -> Iterator[str]
     of_others = np.array([pid in found and pid != own for pid in pids])[track]
     rows, values = taken.slices.sparse("correlation")
     launches, work = taken.each(categories.is_runtime)[rows], taken.each(categories.DEVICE.__contains__)[rows]
-    theirs = np.isin(values, values[launches & of_others[rows]]) & work
-    if (theirs & np.isin(values, values[launches & ~of_others[rows]])).any():
+    theirs, ours = (work & np.isin(values, values[launches & (of_others[rows] == of)]) for of in (True, False))
+    if (theirs & ours).any():
         why = "and launches of them have the same numbers, so that nothing tells whose work devices did"
         raise UnreadableInputError(f"{path}: it holds {len(found)} processes, {why}; give the trace of each rank")
     of_others[rows[theirs]] = True
-    # tracks on which others alone have work hold nothing of this process
-    of_others |= np.isin(track, np.setdiff1d(track[rows[theirs]], track[rows[work & ~theirs]]))
+    of_others |= np.isin(track, np.setdiff1d(track[rows[theirs]], track[rows[ours]]))
     taken.only(~of_others, writer)
-    yield f"it holds {len(found)} processes, as merged ranks do: only {own} was read; give the trace of each rank"
+    yield f"it holds {len(found)} processes, as merged ranks do: only process {own} was read; give the single traces"
 
 
 def _once(taken: _Taken, alike: Int64) -> Bools | None:
