@@ -256,9 +256,13 @@ class _Taken(Struct, frozen=True):
         self.slices.only(kept)
         writer.only(kept)
         columns = [self.memory.dense(name) for name in ("bytes", "address", "time_ns", "track")]
-        order = np.lexsort(columns)
-        same = np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)
-        self.memory.only(tracks & ~flags(len(order), order[1:][same]))
+        self.memory.only(tracks & ~flags(len(tracks), _repeated(columns)))
+
+
+def _repeated(columns: list[Any]) -> Int64:
+    """The rows that say what another one before says."""
+    order = np.lexsort(columns)
+    return order[1:][np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)]
 
 
 def _nested(taken: _Taken) -> tuple[links.Nesting, Bools, int]:
@@ -324,12 +328,8 @@ def _one_process(taken: _Taken, writer: PartWriter, path: Path) -> Iterator[str]
 def _once(taken: _Taken, alike: Int64) -> Bools | None:
     """Which slices to keep where so many stand in the trace twice that it was joined of several, else None."""
     columns = [taken.slices.dense(name)[alike] for name in ("name", "category", "duration_ns", "start_ns", "track")]
-    order = np.lexsort(columns)
-    same = np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)
-    count = taken.slices.count
-    if same.sum() <= max(_FEW, _TWICE * count):
-        return None
-    return ~flags(count, alike[order[1:][same]])
+    twice, count = alike[_repeated(columns)], taken.slices.count
+    return ~flags(count, twice) if len(twice) > max(_FEW, _TWICE * count) else None
 
 
 def _clocks(linked: pl.DataFrame, slices: links.Slices, waits: Int64) -> Iterator[str]:
