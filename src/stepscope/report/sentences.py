@@ -445,7 +445,7 @@ def without_steps(report: Report) -> str:
         return counted
     if report.quality.get("reading") or report.run.get("hosts"):
         return "no step was seen"
-    if report.quality["counts"].get("stack_samples"):
+    if report.quality.get("counts", {}).get("stack_samples"):
         return "sampled stacks, which know no steps; stepscope hotspots lists their lines"
     if report.views.get("hang") and not report.run.get("ranks"):
         return "the last calls of ranks, which know no steps"
