@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import polars as pl
 import pytest
 
 from stepscope import tables
+from stepscope.api import ReadOptions, open_run
 from stepscope.engine.spans import spans
+from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
 from stepscope.tables import BuildOptions, Tables, ingest
 from stepscope.tables.links import METHODS
@@ -79,6 +82,53 @@ def notes(built: Tables) -> str:
     return "\n".join(note.text for note in built.quality.notes)
 
 
+SOUND = three_steps(tuple(range(60)))
+
+
+def moved(by: int = 0, times: float = 1, pid: int = 0, categories: str = "", numbers: int = 0) -> list[dict[str, Any]]:
+    """The entries of `SOUND` with other times, of another process, or with other numbers of launches."""
+    return [
+        {**entry, "ts": (entry["ts"] + by * (entry["cat"] in categories)) * times, "dur": entry["dur"] * times}
+        | {"pid": entry["pid"] + pid, "args": {key: value + numbers for key, value in entry["args"].items()}}
+        for entry in SOUND
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said", "read"),
+    [
+        (SOUND, "linked to an operator", True),
+        ([*SOUND, *SOUND], "stand in it twice", True),
+        ([entry for entry in SOUND for _ in range(3)], "stand in it twice", True),
+        ([*SOUND, *moved(pid=5, numbers=1000)], "it holds 2 processes", True),
+        ([*SOUND, *moved(pid=5)], "nothing tells whose work", False),
+        (moved(times=1e-3), "count microseconds", False),
+        (moved(times=1000 * 10**12), "count microseconds", False),
+        (moved(by=-400, categories="kernel"), "begin before the calls that launched them", True),
+        (
+            [*moved(by=50_000, categories="kernel"), slice_of("cudaDeviceSynchronize", 7000, 10, "cuda_runtime")],
+            "the clocks of device and host disagree",
+            True,
+        ),
+        ([{**entry, "cat": "fee"} for entry in SOUND], "another tool wrote it", False),
+        ([*SOUND, *({**entry, "cat": "fee", "tid": 5} for entry in SOUND)], "(fee), and count in no figure", True),
+    ],
+)
+def test_what_a_trace_cannot_be_taken_for_is_said(tmp_path: Path, entries: list[dict[str, Any]], said: str, read: bool):
+    wanted = build(tmp_path, SOUND)
+    if not read:
+        with pytest.raises(UnreadableInputError, match=re.escape(said)):
+            build(tmp_path, entries)
+        return
+    found = build(tmp_path, entries)
+    assert said in notes(found)
+    if "twice" in said or "processes" in said:
+        for name in ("name", "track", "self_ns"):
+            assert sorted(found.events[name]) == sorted(wanted.events[name])
+        assert found.steps.equals(wanted.steps)
+        assert found.links["method"].to_list() == wanted.links["method"].to_list()
+
+
 def test_notes_say_how_far_slices_are_linked(tmp_path: Path):
     events = [
         *three_steps(),
@@ -100,6 +150,9 @@ def test_device_alone(tmp_path: Path):
     built = build(tmp_path, [slice_of("gemm", 0, 5, "kernel", correlation=1)])
     assert "no launch of a kernel or copy was recorded" in notes(built)
     assert built.links["state"].to_list() == ["before_recording"]
+    lines = open_run(tmp_path / "rank3.pt.trace.json", options=ReadOptions(cache=False)).analysis.device_lines
+    assert lines
+    assert list(lines.unattributed) == ["neither launch nor operator found"]
 
 
 STEPS = 40

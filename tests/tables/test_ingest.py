@@ -83,6 +83,8 @@ def memory(rows: Sequence[Row]) -> MemoryEvents:
 class FakeSource:
     """A trace of given rows, cut into chunks of `size` slices."""
 
+    path = Path("trace.json")
+
     def __init__(
         self,
         rows: Sequence[Row],
@@ -176,7 +178,7 @@ def some_trace() -> tuple[list[Row], list[Row]]:
         name = chance.choice(["aten::mm", "aten::add", "aten::relu"])
         rows.append({"name": name, "start_ns": start, "duration_ns": 90, "shapes": chance.choice([None, "[[1]]"])})
         call = {"category": "cuda_runtime", "name": "cudaLaunchKernel", "start_ns": start + 10, "duration_ns": 5}
-        kernel = {"category": "kernel", "name": f"k{i % 7}", "track": "0/7", "start_ns": start + 50, "duration_ns": 60}
+        kernel = {"category": "kernel", "name": f"k{i % 7}", "track": "0/7", "start_ns": start + 50, "duration_ns": 600}
         number = {"correlation": i} if i % 3 else {}
         rows += [{**call, **number}, {**kernel, **number}]
     chance.shuffle(rows)

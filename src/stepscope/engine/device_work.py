@@ -98,7 +98,9 @@ def links_of(span: Span, found: Work, *columns: str) -> pl.DataFrame:
 
 
 def in_state(span: Span, found: Work, state: str) -> Bools:
-    """Which slices of work have a link of this state."""
+    """Which slices of work have a link of this state; of a trace without a launch none is known to be of before it."""
+    if state == BEFORE_RECORDING and not (found.launch >= 0).any():
+        return np.zeros(len(found), bool)
     return (links_of(span, found, "state").to_series() == state).fill_null(False).to_numpy()
 
 

@@ -140,7 +140,8 @@ class _TraceFile:
     """A trace that is read once; raises UnreadableInputError where it does not begin like one or cannot be read."""
 
     def __init__(self, path: Path, limits: Limits | None, progress: Progress | None, decode: Decode) -> None:
-        self._path = path
+        self.path = path
+        self._nothing = "no trace event in it"
         self._useful = 0  # entries of use that were met so far
         limits = limits or Limits()
         with readable(path):
@@ -160,11 +161,11 @@ class _TraceFile:
 
     def _stretches(self) -> Iterator[list[Any]]:
         """Decoded entries; raises UnreadableInputError where there is none of use."""
-        with readable(self._path, "check the file"):
+        with readable(self.path, "check the file"):
             yield from self._frames.batches()
         if not self._useful:
             why = f" ({self._bytes.problem})" if self._bytes.problem else ""
-            raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
+            raise UnreadableInputError(f"{self.path}: {self._nothing}{why}; {_GIVE}")
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -231,11 +232,15 @@ class KinetoTrace(_TraceFile):
         bytes(_FREED_BYTES)
         for events in self._stretches():
             builder.add(events)
+            if builder.lost > builder.events / 2:
+                self._nothing = "no event of it has times that can be: ts and dur of a trace count microseconds"
             if not self._only:
                 self._useful = max(0, builder.events - builder.lost - builder.unsupported)
             if builder.full():
                 yield self._seen(builder.take())
         yield self._seen(builder.take())
+        if self._earliest is None and builder.lost > builder.events / 2 and not self._only:
+            raise UnreadableInputError(f"{self.path}: {self._nothing}; {_GIVE}")
 
     def _seen(self, chunk: TraceChunk) -> TraceChunk:
         if self._earliest is None and len(chunk.slices):
@@ -335,8 +340,8 @@ def read_ahead(send: Send, path: Path, tables: Path | None) -> None:
 class TraceAhead:
     """As `KinetoTrace`: take all of `chunks()`, then ask for `summary()`."""
 
-    def __init__(self, child: Beside, progress: Tell | None) -> None:
-        self._child, self._progress = child, progress
+    def __init__(self, path: Path, child: Beside, progress: Tell | None) -> None:
+        self.path, self._child, self._progress = path, child, progress
         self._summary: TraceSummary | None = None
 
     def chunks(self) -> Iterator[TraceChunk]:

@@ -597,7 +597,14 @@ REFUSALS: tuple[tuple[Detect, str], ...] = (
         "a trace, and no sampled stacks; give it to `stepscope analyze`",
     ),
     (_looks_like_json, f"JSON without stacks; {_ELSE}"),
-    (lambda head: b"\0" in head, f"a binary file, not stacks as text; {_ELSE}"),
+    (
+        lambda head: head.startswith((b"PK\3\4", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")),
+        "packed otherwise than by gzip; unpack it and give what is in it",
+    ),
+    (
+        lambda head: b"\0" in head,
+        "a binary file; give a trace that torch.profiler exported as JSON, or stacks as text or of speedscope",
+    ),
     (lambda head: not head, "a packed file that cannot be unpacked; copy it anew"),
 )
 

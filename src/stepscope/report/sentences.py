@@ -445,9 +445,8 @@ def without_steps(report: Report) -> str:
         return counted
     if report.quality.get("reading") or report.run.get("hosts"):
         return "no step was seen"
-    stacks = report.views.get("stacks")
-    if stacks:
-        return f"{things(stacks['samples'], 'sampled stack')}, which know no steps"
+    if report.quality.get("counts", {}).get("stack_samples"):
+        return "sampled stacks, which know no steps; stepscope hotspots lists their lines"
     if report.views.get("hang") and not report.run.get("ranks"):
         return "the last calls of ranks, which know no steps"
     return "a recording of memory" if report.views.get("memory") else "no step was seen"

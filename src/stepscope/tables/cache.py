@@ -126,7 +126,7 @@ def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
     try:
         if ahead is not None:
             with suppress(Ended):
-                return ingest(TraceAhead(ahead, progress), part, settle)
+                return ingest(TraceAhead(path, ahead, progress), part, settle)
         return ingest(KinetoTrace(path, progress=progress), part, settle)
     except BaseException:
         settle(whole=False)

@@ -12,6 +12,12 @@ COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 FILLS = frozenset({"gpu_memset", "Memset"})
 DEVICE = KERNELS | COPIES | FILLS
 
+# What torch.profiler writes beside these, and calls of a runtime: of the host, of the profiler, of streams.
+_OTHERS = frozenset(
+    {FUNCTION, ANNOTATION, "gpu_user_annotation", "Trace", "overhead", "cuda_sync", "cuda_event", "collective_comm"}
+    | {"cpu_instant_event", "cuda_profiler_range", "external_correlation", "hpu_op", "mtia_insight", "mtia_workloadd"}
+)
+
 # What the names of slices that mark a step begin with: a profiler's schedule, and optimizers.
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
@@ -36,6 +42,10 @@ _RUNTIME_PRECEDENCE = 4
 def is_runtime(category: str) -> bool:
     """Whether slices of the category are calls of a device's runtime or driver, which launch device slices."""
     return category == "Runtime" or category.endswith(_RUNTIME_ENDS)
+
+
+def is_known(category: str) -> bool:
+    return category in OPERATORS | DEVICE | _OTHERS or is_runtime(category)
 
 
 def is_graph_launch(name: str) -> bool:

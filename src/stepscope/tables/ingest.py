@@ -10,7 +10,8 @@ from the steps. What is kept is decided exactly by `trace_entry.load`, as for an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from stepscope import __version__
+from stepscope.errors import UnreadableInputError
 from stepscope.files import INDEX, LAYOUT, open_regular
 from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
@@ -35,6 +37,7 @@ from stepscope.tables.arrays import (
     Numbers,
     by_code,
     decode,
+    flags,
     return_freed_memory,
     unique,
     with_ids,
@@ -155,6 +158,15 @@ _TEXTS = ("category", "name", "track")
 _SPARSE = ("correlation", "external_id", "sequence", "forward_thread")
 _MEMORY_NUMBERS = ("time_ns", "address", "bytes", "device_type", "device", "allocated_bytes", "reserved_bytes")
 _MEMORY_KEPT = ("bytes", "allocated_bytes", "reserved_bytes", "address")
+# Of slices, as many as must stand in a trace twice before it is taken for joined: of real ones 0.9 % do at most, empty
+# ones that a clock of microseconds tells apart no more; and as many of kinds that are not known, before it is said.
+_TWICE, _UNKNOWN = 0.05, 0.1
+# Operators of real traces take 1,000 ns on average or more, kernels 1,700; in milliseconds or seconds a thousandth of
+# it. That of a few says nothing.
+_SHORTEST_NS, _FEW = 30, 50
+# Of launched kernels and copies none begins before its launch in a real trace: this many by so much is another clock.
+_EARLY, _CLOCKS_APART_NS = 0.2, 10_000
+_NAMED = 3
 # c10::DeviceType
 _DEVICES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 
@@ -177,40 +189,36 @@ def ingest(
         taken = _take(source, writer, only)
         return_freed_memory(taken.slices.count)
         base_ns, texts = taken.summary.base_ns, taken.texts
-        category, name, track, start, duration = map(taken.slices.dense, (*_TEXTS, "start_ns", "duration_ns"))
+        doubts = [*_kinds(taken, source.path), *_one_process(taken, writer, source.path)]
+        nesting, is_device, repaired = _nested(taken)
+        if (kept := _once(taken, nesting.alike)) is not None:
+            twice = f"{len(kept) - kept.sum():,} of its slices stand in it twice"
+            doubts.append(f"{twice}, as of files that were joined, and count once")
+            taken.only(kept, writer)
+            nesting, is_device, repaired = _nested(taken)
+        track, start, duration = map(taken.slices.dense, ("track", "start_ns", "duration_ns"))
         frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)
-
-        def each(said: Callable[[str], bool], what: str = "category", codes: Int32 = category) -> Bools:
-            return by_code(np.array([*map(said, texts[what].values), False], dtype=bool), codes)
-
-        is_device, is_runtime = each(categories.DEVICE.__contains__), each(categories.is_runtime)
-        is_operator = each(categories.OPERATORS.__contains__)
-        graph_launch = is_runtime & each(categories.is_graph_launch, "name", name)
-        is_mark = each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name", name)
-        repaired = repair(track, start, duration, is_device=is_device)
+        is_mark = taken.each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name")
         # the slices that mark a step, in the order of the trace
         marks = {what: decode(texts[what].values, taken.slices.dense(what)[is_mark]) for what in _TEXTS}
         marked = {**marks, "start_ns": start[is_mark] + base_ns, "duration_ns": duration[is_mark]}
         frames[MARKS] = writer.write(pl.DataFrame(marked), MARKS)
-        kinds: dict[str, Any] = {
-            "is_function": each(categories.FUNCTION.__eq__),
-            "is_annotation": each(categories.ANNOTATION.__eq__),
-            "precedence": np.array([*map(categories.precedence, texts["category"].values), 0], np.int8)[category],
-        }
+        is_runtime, is_operator = taken.each(categories.is_runtime), taken.each(categories.OPERATORS.__contains__)
+        graph_launch = is_runtime & taken.each(categories.is_graph_launch, "name")
+        waits = is_runtime & taken.each(lambda text: text.endswith("DeviceSynchronize"), "name")
         taken.slices.forget("category", "name", "start_ns", "duration_ns")
-        del category, name, is_mark, each
-        nesting = nest(track, start, duration, **kinds)
         slices = links.Slices(
-            track, start, duration, nesting.parent, nesting.frame, is_device, is_runtime, is_operator, graph_launch,
-            correlation=taken.slices.sparse("correlation"), external_id=taken.slices.sparse("external_id"),
+            track, start, duration, nesting.parent, nesting.frame, is_device, is_runtime, is_operator,
+            graph_launch, taken.slices.sparse("correlation"), taken.slices.sparse("external_id"),
         )  # fmt: skip
         numbered = _numbered(taken, track, start, is_operator)
         linked, forward_of = links.link(slices, _arrows(taken, LAUNCH_ARROWS), numbered, _arrows(taken, FORWARD_ARROWS))
+        doubts += _clocks(linked, slices, np.flatnonzero(waits))
         frames[LINKS] = writer.write(linked, LINKS)
         clipped = nesting.clipped
         summary, device = taken.summary, categories.device_kind(texts["category"].values)
-        del taken, kinds, track, slices, numbered, linked  # a large trace is in memory once, not twice
-        del is_device, is_runtime, is_operator, graph_launch
+        del taken, is_device, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        del is_mark, is_runtime, is_operator, graph_launch
         start += base_ns
         tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
         tree |= {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
@@ -220,8 +228,8 @@ def ingest(
         quality = summary.quality
         index = TraceIndex(
             LAYOUT, __version__, summary.world_size, quality.events, frames[TREE].height, quality.salvaged,
-            quality.lost, quality.unsupported, clipped, repaired, quality.problems, summary.metadata, summary.threads,
-            files=writer.files, device=device,
+            quality.lost, quality.unsupported, clipped, repaired, (*quality.problems, *doubts), summary.metadata,
+            summary.threads, files=writer.files, device=device,
         )  # fmt: skip
         if target is not None and settle is not None:
             writer.then(partial(_settled, settle, target, index))
@@ -248,6 +256,111 @@ class _Taken(Struct, frozen=True):
     memory: Columns
     texts: dict[str, TextCodes]
     summary: TraceSummary
+
+    def each(self, said: Callable[[str], bool], what: str = "category") -> Bools:
+        """What is said of a text of each slice; False for a missing one."""
+        return by_code(np.array([*map(said, self.texts[what].values), False], bool), self.slices.dense(what))
+
+    def only(self, kept: Bools, writer: PartWriter) -> None:
+        """Leave out all other slices, and allocations of tracks that are left without any or that stand in it twice."""
+        tracks = np.isin(self.memory.dense("track"), unique(self.slices.dense("track")[kept]))
+        self.slices.only(kept)
+        writer.only(kept)
+        columns = [self.memory.dense(name) for name in ("bytes", "address", "time_ns", "track")]
+        self.memory.only(tracks & ~flags(len(tracks), _repeated(columns)))
+
+
+def _repeated(columns: list[Any]) -> Int64:
+    """The rows that say what another one before says."""
+    order = np.lexsort(columns)
+    return order[1:][np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)]
+
+
+def _nested(taken: _Taken) -> tuple[links.Nesting, Bools, int]:
+    """Repair and nest slices: also which are a device's, and how many were repaired."""
+    track, start, duration = map(taken.slices.dense, ("track", "start_ns", "duration_ns"))
+    is_device = taken.each(categories.DEVICE.__contains__)
+    repaired = repair(track, start, duration, is_device=is_device)
+    precedence = np.array([*map(categories.precedence, taken.texts["category"].values), 0], np.int8)
+    nesting = nest(
+        track, start, duration,
+        is_function=taken.each(categories.FUNCTION.__eq__), is_annotation=taken.each(categories.ANNOTATION.__eq__),
+        precedence=precedence[taken.slices.dense("category")],
+    )  # fmt: skip
+    return nesting, is_device, repaired
+
+
+def _kinds(taken: _Taken, path: Path) -> Iterator[str]:
+    """What is to be said of categories; raises UnreadableInputError where their times cannot be microseconds."""
+    kinds, codes = ["none", *taken.texts["category"].values], taken.slices.dense("category") + 1
+    counts, times = np.bincount(codes, minlength=len(kinds)), np.bincount(codes, taken.slices.dense("duration_ns"))
+    worked = [
+        code for code in np.flatnonzero(counts).tolist() if kinds[code] in categories.DEVICE | categories.OPERATORS
+    ]
+    count = counts[worked].sum()
+    if count >= _FEW and (mean := times[worked].sum() / count) < _SHORTEST_NS:
+        why = f"its operators and kernels would take {mean:.2g} ns on average: ts and dur of a trace count microseconds"
+        raise UnreadableInputError(f"{path}: {why}")
+    unknown = [code for code in np.flatnonzero(counts).tolist() if not categories.is_known(kinds[code])]
+    if (foreign := counts[unknown].sum()) > _UNKNOWN * counts.sum():
+        slices = f"{foreign:,} of its {counts.sum():,} slices" if foreign < counts.sum() else "all of its slices"
+        named = ", ".join(kinds[code] for code in unknown[:_NAMED])
+        said = f"{slices} are of kinds that torch.profiler does not write ({named})"
+        if foreign == counts.sum() >= _FEW:
+            raise UnreadableInputError(f"{path}: {said}: another tool wrote it")
+        yield f"{said}, and count in no figure"
+
+
+def _one_process(taken: _Taken, writer: PartWriter, path: Path) -> Iterator[str]:
+    """Keep the process with most operators; raises UnreadableInputError where launches of several are alike."""
+    pids = [track.partition("/")[0] for track in taken.texts["track"].values]
+    track, is_operator = taken.slices.dense("track"), taken.each(categories.OPERATORS.__contains__)
+    operators = np.bincount(track[is_operator], minlength=len(pids)).tolist()
+    found: Counter[str] = Counter()
+    for pid, count in zip(pids, operators, strict=True):
+        found[pid] += count
+    found = Counter({pid: count for pid, count in found.items() if count >= _FEW})
+    if len(found) < 2:
+        return
+    own = found.most_common(1)[0][0]
+    of_others = np.array([pid in found and pid != own for pid in pids])[track]
+    rows, values = taken.slices.sparse("correlation")
+    launches, work = taken.each(categories.is_runtime)[rows], taken.each(categories.DEVICE.__contains__)[rows]
+    theirs, ours = (work & np.isin(values, values[launches & (of_others[rows] == of)]) for of in (True, False))
+    if (theirs & ours).any():
+        why = "and launches of them have the same numbers, so that nothing tells whose work devices did"
+        raise UnreadableInputError(f"{path}: it holds {len(found)} processes, {why}; give the trace of each rank")
+    of_others[rows[theirs]] = True
+    of_others |= np.isin(track, np.setdiff1d(track[rows[theirs]], track[rows[ours]]))
+    taken.only(~of_others, writer)
+    yield f"it holds {len(found)} processes, as merged ranks do: only process {own} was read; give the single traces"
+
+
+def _once(taken: _Taken, alike: Int64) -> Bools | None:
+    """Which slices to keep where so many stand in the trace twice that it was joined of several, else None."""
+    columns = [taken.slices.dense(name)[alike] for name in ("name", "category", "duration_ns", "start_ns", "track")]
+    twice, count = alike[_repeated(columns)], taken.slices.count
+    return ~flags(count, twice) if len(twice) > max(_FEW, _TWICE * count) else None
+
+
+def _clocks(linked: pl.DataFrame, slices: links.Slices, waits: Int64) -> Iterator[str]:
+    """Whether device work begins before its launch, or goes on when a call is over that waits (`waits`) for it."""
+    known = linked.filter(pl.col("launch").is_not_null())
+    work, launch = known["event"].to_numpy(), slices.start_ns[known["launch"].to_numpy()]
+    early = launch - slices.start_ns[work]
+    early = early[early > _CLOCKS_APART_NS]
+    said = f"{len(early):,} of its {len(work):,} kernels and copies begin before the calls that launched them"
+    apart_ns = float(np.median(early)) if len(early) > max(_FEW, _EARLY * len(work)) else 0
+    if not apart_ns and len(waits) and len(work):
+        last = waits[slices.start_ns[waits].argmax()]
+        over = slices.start_ns[last] + slices.duration_ns[last]
+        mine = work[launch < slices.start_ns[last]]
+        ends = slices.start_ns[mine] + slices.duration_ns[mine] - over
+        late_ns = min((float(ends[at].max()) for at in by_value(slices.track[mine])), default=0)
+        apart_ns = late_ns if late_ns > _LATE_NS else 0
+        said = "its devices go on with what was launched when the call is over that waited for it"
+    if apart_ns:
+        yield f"{said}, by {apart_ns / 1e6:.3g} ms: the clocks of device and host disagree, so no idle time is sure"
 
 
 def _take(source: KinetoTrace | TraceAhead, writer: PartWriter, only: StepRange | None) -> _Taken:

@@ -34,7 +34,8 @@ _ENDLESS = 2**63 - 1
 class Nesting(Struct):
     """One entry per slice, in the order given; `NONE` where there is no parent or frame.
 
-    `extent_ns` is the slice's duration after cutting, `clipped` counts the slices that were cut.
+    `extent_ns` is the slice's duration after cutting, `clipped` counts the slices that were cut. `alike` are those that
+    share track, times and precedence with another.
     """
 
     parent: Int32
@@ -43,6 +44,7 @@ class Nesting(Struct):
     frame: Int32
     extent_ns: Int64
     clipped: int
+    alike: Int64
 
 
 def nest(
@@ -67,12 +69,16 @@ def nest(
         frame=np.full(count, NONE, np.int32),
         extent_ns=np.zeros(count, np.int64),
         clipped=0,
+        alike=np.empty(0, np.int64),
     )
+    alike = [result.alike]
     for rows in by_value(track):
         if len(rows) == 1:
             result.self_ns[rows] = result.extent_ns[rows] = duration_ns[rows]
             continue
-        rows = rows[_outer_first(start_ns[rows], duration_ns[rows], precedence[rows])]
+        order, same = _outer_first(start_ns[rows], duration_ns[rows], precedence[rows])
+        alike.append(rows[same])
+        rows = rows[order]
         starts, functions = start_ns[rows], is_function[rows]
         ends = starts + duration_ns[rows]
         parent, depth, known = _counted(starts, ends)
@@ -89,6 +95,7 @@ def nest(
         result.frame[rows] = np.where(frame >= 0, rows[frame], NONE)
         result.depth[rows], result.extent_ns[rows], result.self_ns[rows] = depth, extent, extent - inside
         result.clipped += clipped
+    result.alike = np.concatenate(alike)
     return result
 
 
@@ -104,18 +111,24 @@ def by_value(codes: npt.NDArray[np.integer]) -> list[Int64]:
     return np.split(order, bounds)
 
 
-def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.integer]) -> Int64:
+def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.integer]) -> tuple[Int64, Int64]:
+    """The order, and those of which there are several that differ in nothing that is given."""
     order = np.argsort(starts, kind="stable")
     in_order = starts[order]
     same = in_order[1:] == in_order[:-1]
-    if same.any():
-        tied = np.zeros(len(starts), dtype=bool)
-        tied[1:] |= same
-        tied[:-1] |= same
-        places = np.flatnonzero(tied)
-        rows = order[places]
-        order[places] = rows[np.lexsort((precedence[rows], -durations[rows], in_order[places]))]
-    return order
+    if not same.any():
+        return order, order[:0]
+    places = np.flatnonzero(_tied(same))
+    rows = order[places]
+    rows = rows[np.lexsort((precedence[rows], -durations[rows], in_order[places]))]
+    order[places] = rows
+    known = starts[rows], durations[rows], precedence[rows]
+    return order, rows[_tied(np.all([values[1:] == values[:-1] for values in known], axis=0))]
+
+
+def _tied(same: Bools) -> Bools:
+    """Of neighbours those that are the `same` as one next to them."""
+    return np.concatenate(([False], same)) | np.concatenate((same, [False]))
 
 
 class _Track(Struct):

@@ -330,7 +330,7 @@ def _read(events: EventsTable) -> Iterator[Note]:
         mended = f"{index.salvaged:,} of {index.events:,} events of a trace are no valid JSON and were mended"
         yield from _said(
             source,
-            (index.lost or index.problems, WARNING, f"{part if index.lost else 'a trace is damaged'}{said}"),
+            (index.lost or index.problems, WARNING, f"{part if index.lost else 'a trace is not sound'}{said}"),
             (index.salvaged, INFO, mended),
             (index.repaired, WARNING, f"{index.repaired:,} slices {cut}"),
         )

@@ -153,6 +153,18 @@ class PartWriter:
 
         self._writing.submit(settled)
 
+    def only(self, kept: Bools) -> None:
+        """Leave out all other slices, once the last ones are done."""
+        self.wait()
+        first = 0
+        for number, name in enumerate(map(part_name, range(self.files))):
+            part = self.kept[number] if self._keep or self._folder is None else pl.read_parquet(self._folder / name)
+            rest = part.filter(pl.Series(kept[first : first + part.height]))
+            first += part.height
+            if self._keep:
+                self.kept[number] = rest
+            self.write(rest, Path(name).stem)
+
     def wait(self) -> None:
         jobs, self._jobs = self._jobs, []
         for job in jobs:
@@ -240,6 +252,17 @@ class Columns:
         other = Columns(self._kinds)
         other._parts, self._parts = self._parts, {}
         return other
+
+    def only(self, kept: Bools) -> None:
+        """Leave out all other rows."""
+        new = np.cumsum(kept) - 1
+        for name in [name for name in self._parts if not name.endswith(".rows")]:
+            rows, sparse = self.dense(f"{name}.rows"), f"{name}.rows" in self._parts
+            chosen = kept[rows] if sparse else kept
+            self._parts[name] = [self.dense(name)[chosen]]
+            if sparse:
+                self._parts[f"{name}.rows"] = [new[rows[chosen]]]
+        self.count = int(kept.sum())
 
     def forget(self, *names: str) -> None:
         for name in names:

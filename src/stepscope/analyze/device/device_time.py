@@ -23,6 +23,7 @@ from stepscope.engine.device_work import (
     KERNEL,
     LINKED,
     Work,
+    in_state,
     links_of,
     work,
 )
@@ -184,11 +185,11 @@ def _attributed(base: Base, span: Span, on_device: bool) -> pl.DataFrame:
     if on_device:
         done = work(span)
         rows, ns, start = done.rows, done.end_ns - done.start_ns, np.where(done.launch >= 0, done.launch, done.operator)
-        links = links_of(span, done, "forward", "frame", "forward_method", "state")
+        links = links_of(span, done, "forward", "frame", "forward_method")
         forward, frame = (links[name].fill_null(NONE).to_numpy() for name in ("forward", "frame"))
         found = attribution.trace_linked(base, span, start, forward, frame)
         method: pl.Series | pl.Expr = links["forward_method"].fill_null(SEQUENCE)
-        early, replayed = (links["state"].eq_missing(state).to_numpy() for state in (BEFORE_RECORDING, GRAPH))
+        early, replayed = (in_state(span, done, state) for state in (BEFORE_RECORDING, GRAPH))
     else:
         on_host = span.series("stream").is_null().to_numpy()
         rows = start = np.flatnonzero(span.is_operator & on_host & (span.column("self_ns") > 0))
