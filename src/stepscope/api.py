@@ -139,6 +139,8 @@ class Run:
         with readable(self.folder, "check its permissions"):
             raw = self._raw()
         built = tables.build(raw, options)
+        if given.steps is not None and built.steps.is_empty():
+            raise UsageError("--steps {}:{}: no such step was recorded; leave it out to see all".format(*given.steps))
         beside = self.folder if given.steps is None else None
         target = beside if self.recorded else given.tables
         if given.keep and target is not None and os.access(target, os.W_OK):
@@ -377,10 +379,11 @@ class Run:
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
         from stepscope.report import document, experiment_report, replays
+        from stepscope.report.escape import plain_mapping
 
         if source not in self._reports:
             experiment = experiment_report.view(self.folder) if self.recorded else None
-            replayed = replays.document(replays.kept(self.folder)) if self.recorded else ()
+            replayed = tuple(map(plain_mapping, replays.kept(self.folder))) if self.recorded else ()
             self._reports[source] = document.build(
                 self.analysis, self.diagnosis, source=source, experiment=experiment, replays=replayed
             )

@@ -140,7 +140,7 @@ def made(tmp_path: Path, *events: dict[str, Any]) -> Path:
 def test_a_run_without_an_alarm_and_one_without_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     healthy = made(tmp_path)
     assert main(healthy) == 0
-    assert "0 alarms" in capfd.readouterr().out
+    assert "No alarm" in capfd.readouterr().out
     assert main(healthy, "--step", 3) == 2
     assert "no batch of it was kept" in capfd.readouterr().err
     assert main(make_run_folder(tmp_path, name="bare")) == 3

@@ -329,6 +329,8 @@ def batch(
         run = api.open_run(path, options=Reading().options(progress))
         if not run.recorded:
             raise UsageError(f"{path}: no run folder; the data of steps is known where `stepscope run` recorded them")
+        if rank not in (None, *(ranks := run.tables.run.ranks)):
+            raise UsageError(f"--rank {rank}: no such rank in it; there are {', '.join(map(str, ranks))}")
         found = tuple(alarm for alarm in batches.alarms(run.tables) if rank in (None, alarm.rank))
         if not found and run.tables.metrics.is_empty():
             raise UnreadableInputError(
