@@ -419,7 +419,7 @@ def test_those_that_need_a_recording_alone_are_run(
     losses = metrics_event(("train/loss", "found", [T0 + 1, T0 + 2], [2.0, 1.0]))
     for name in RECORDED:
         folder = tmp_path / name
-        make_run_folder(folder.parent, name=folder.name, stacks_raw=STACKS, events=[losses], steps=step_rows(40))
+        make_run_folder(folder.parent, name=folder.name, stacks_raw=STACKS, events=[losses], steps=step_rows(140))
     ran: dict[tuple[str, ...], str] = {}  # one of each set of options
     for line in lines():
         name, *arguments = shlex.split(line)

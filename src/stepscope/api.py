@@ -377,10 +377,11 @@ class Run:
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
         from stepscope.report import document, experiment_report, replays
+        from stepscope.report.escape import plain_mapping
 
         if source not in self._reports:
             experiment = experiment_report.view(self.folder) if self.recorded else None
-            replayed = replays.document(replays.kept(self.folder)) if self.recorded else ()
+            replayed = tuple(map(plain_mapping, replays.kept(self.folder))) if self.recorded else ()
             self._reports[source] = document.build(
                 self.analysis, self.diagnosis, source=source, experiment=experiment, replays=replayed
             )

@@ -227,11 +227,12 @@ def test_too_little_to_tell_is_an_answer() -> None:
     assert "neither phases of the host nor the work of devices" in reason(Job(phases=False, windows=0))
     assert "of 16 ranks could be laid beside peers" in reason(Job(absent=range(6)))
     assert "too few windows" in reason(Pipeline(windows=4).job())
+    two = Job(ranks=2, steps=60, windows=6, forward=np.random.default_rng(1).normal((40, 60), 15, (60, 2)))
+    assert "of 2 ranks none" in reason(two)
     empty = Job().reduced()
     frames = {host: {table: frame.clear() for table, frame in tables.items()} for host, tables in empty.frames.items()}
-    assert (
-        judge(type(empty)(folder=empty.folder, hosts=empty.hosts, problems=(), frames=frames)).verdict == "not_enough"
-    )
+    bare = type(empty)(folder=empty.folder, hosts=empty.hosts, problems=(), frames=frames)
+    assert judge(bare).verdict == "not_enough"
 
 
 def test_a_slow_worker_of_a_pipeline_beside_its_stage_peers() -> None:

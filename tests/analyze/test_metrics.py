@@ -78,8 +78,8 @@ def test_a_level_is_told_with_what_happened_in_the_same_steps() -> None:
     assert (change.name, change.step) == ("perf/step_ms", AT)
     assert change.change == pytest.approx(0.4, abs=0.02)
     assert change.sentence == (
-        f"Step time +40% from step {AT} on (10.04 ms -> 14.02 ms); in the same steps: recompilation at model.py:88, "
-        "garbage collection (4 ms), checkpoint at train.py:7 (2 ms)"
+        f"Step time changes by +40% from step {AT} on (10.04 ms -> 14.02 ms); in the same steps: "
+        "recompilation at model.py:88, garbage collection (4 ms), checkpoint at train.py:7 (2 ms)"
     )
     assert [one.place.line for one in change.happenings if one.place is not None] == [88, 7]
     assert facts.spikes == ()
@@ -93,7 +93,7 @@ def test_what_happens_all_the_time_is_not_told_and_neither_is_a_cause_where_noth
     ]
     (change,) = facts_of(steps=steps, journal=collections).changes
     assert change.happenings == ()
-    assert change.sentence.endswith("; nothing else is known to have happened in these steps")
+    assert change.sentence.endswith("; no other event was recorded in these steps")
 
 
 def test_epochs_evaluations_batches_windows_and_the_machine() -> None:
@@ -165,7 +165,7 @@ def test_memory_of_the_journal() -> None:
         for step in range(COUNT)
     ]
     (change,) = facts_of(steps=step_rows(COUNT), journal=held).changes
-    assert change.sentence.startswith(f"Memory of the process +80% from step {AT} on (100 MiB -> 180 MiB); ")
+    assert change.sentence.startswith(f"Memory of the process changes by +80% from step {AT} on (100 MiB -> 180 MiB); ")
 
 
 # ------------------------------------------------------------------------------------------------ not finite

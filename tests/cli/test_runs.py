@@ -57,7 +57,7 @@ def test_the_list_and_its_filters(folder: Path, capfd: pytest.CaptureFixture[str
 def test_prune_says_what_it_would_free_and_deletes_when_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace = folder / "run-0" / "rank-0" / "trace-0.pt.trace.json.gz"
     trace.write_bytes(b"x" * 1_000_000)
-    os.link(trace, trace.with_name("again"))
+    os.link(trace, folder / "run-0" / "replay.json")
     told = json_of(capfd, "runs", folder, "--prune", "--keep", "2")
     assert [row["name"] for row in told["runs"]] == ["run-1", "run-0"]
     assert 1_000_000 < told["runs"][1]["bytes"] < 1_500_000  # one file of two names

@@ -99,7 +99,7 @@ def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, n
     row = {"ms": 30.0, "share": 0.3, "parts": [asleep], "unseen": [], "large": True}
     found = page(nothing.showing(replace(fabricated, findings=(), abstained=(), unexplained=row)), "findings")
     assert parts(found, "findings")[0]["healthy"] is None
-    assert "Nobody explained 30 % of the step (30.0 ms): asleep 30 %." in said(found, "warning")
+    assert "No finding explains 30 % of the step (30.0 ms): asleep 30 %." in said(found, "warning")
 
 
 def test_a_range_of_steps_is_what_was_read(small: api.Run) -> None:

@@ -172,7 +172,7 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     assert not {"cost_ms_per_step", "share", "gain_ceiling"} & set(row)
     assert read_report(report_bytes(report)) == report
     text = on_terminal(report, 200)
-    assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
+    assert text.index("explains 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
     assert f"<h3>{row['title']}</h3>" in page_of(report, analysis)
 
 

@@ -404,7 +404,6 @@ def test_a_healthy_run_has_no_finding_and_a_short_one_abstains_by_name(tmp_path:
     assert RULE not in {row["rule"] for row in healthy.abstained}
     assert "no rank, host or group keeps the others waiting" in joined(healthy)
     short = opened(reduced_run(tmp_path / "short", Made(steps=5))).report()
-    assert late(short) == []
     (lacks,) = [row["needs"] for row in short.abstained if row["rule"] == RULE]
     assert lacks.startswith("enough in the reduced tables")
     assert "5 steps count, at least 20 are needed" in joined(short)

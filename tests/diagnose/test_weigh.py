@@ -341,7 +341,7 @@ def test_a_healthy_run_may_be_called_so() -> None:
 @pytest.mark.parametrize(
     ("run", "what", "share"),
     [
-        ({"main": 0.35, "delay": 0.6, "pool": 0.3}, "ready to run, without a core", 0.6),  # no finding tells who had it
+        ({"main": 0.35, "delay": 0.6, "pool": 0.3}, "waiting for a processor core", 0.6),  # no finding tells who had it
         ({"main": 0.4, "delay": 0.0, "pool": 0.1}, "asleep", 0.6 - 0.1),  # for a tenth another thread computed
         # a thread of the script holds the interpreter's lock: torch has no work for the main one in another
         ({"main": 0.3, "delay": 0.0, "pool": 0.7, "threads": 1}, "asleep", 0.7),
@@ -360,7 +360,7 @@ def test_waiting_that_nobody_explains(run: dict[str, Any], what: str, share: flo
 def test_what_a_finding_tells_is_explained() -> None:
     waiting = {"main": 0.25, "delay": 0.6, "pool": 0.25}
     with_finding = with_children([process(51)], 1.5, [EVENT, started(51, 7)])
-    left = next(part.share for part in of(with_finding).parts if part.what.startswith("ready"))
+    left = next(part.share for part in of(with_finding).parts if part.what.startswith("waiting"))
     assert left == pytest.approx(of(busy(**waiting)).parts[0].share - 0.6 * 1.5 / 1.75)
 
 
@@ -400,7 +400,7 @@ def test_without_stacks_and_windows_what_lies_outside_the_passes_is_unexplained(
 def test_beside_findings_a_large_share_is_said_and_what_was_not_seen_is_left_to_not_judged() -> None:
     rows = ({"cost_ms_per_step": 1.0},)
     large = replace(report(busy(main=0.35, delay=0.6, pool=0.3)), findings=rows)
-    assert (sentences.unexplained(large) or "").startswith("Nobody explained")
+    assert (sentences.unexplained(large) or "").startswith("No finding explains")
     unseen = replace(report(make_tables(steps=step_rows(60, other_ms=0.1), journal=[EVENT])), findings=rows)
     assert sentences.unexplained(unseen) is None
 

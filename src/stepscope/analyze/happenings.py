@@ -245,7 +245,7 @@ def at(place: Place | None) -> str:
 def joined(told: Iterable[Happening]) -> str:
     """What happened, as the end of a sentence; it never says that one is the cause."""
     texts = ", ".join(one.text for one in told)
-    return f"in the same steps: {texts}" if texts else "nothing else is known to have happened in these steps"
+    return f"in the same steps: {texts}" if texts else "no other event was recorded in these steps"
 
 
 def _lowered(readings: pl.DataFrame) -> dict[str, dict[str, float]]:

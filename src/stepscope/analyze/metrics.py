@@ -454,7 +454,8 @@ class _Run:
             told = (*told, *batches) if one.source == curves.STEPS else told
             before, after = level.before, level.after
             change = (after - before) / abs(before) if before else math.copysign(1e6, after)
-            size = f"{change:+.0%}" if abs(change) < TIMES or not before else f"{change + 1:.3g} times"
+            large = before and abs(change) >= TIMES
+            size = f"is {change + 1:.3g} times as high" if large else f"changes by {change:+.0%}"
             values = f"{_value(one.name, before)} -> {_value(one.name, after)}"
             text = f"{_named(one.name)} {size} from step {step} on ({values}); {joined(told)}"
             yield LevelChange(one.name, one.rank, step, before, after, change, told, text)

@@ -170,11 +170,10 @@ def analyze(
     from stepscope.report import outputs
 
     checks = parse_checks(fail_on)
-    if checks and wanted.diff is not None:
-        raise UsageError("--fail-on checks one run; leave out --diff")
     of_table = wanted.check(json_file, html_file, force=force)
     refuse(
         {
+            "--fail-on checks one run; leave out --diff": bool(checks) and wanted.diff is not None,
             "--brief is about the report; leave out --table and --diff": brief and of_table,
             "--brief prints to stdout; give --json and --html a file": brief and "-" in (json_file, html_file),
         }
@@ -188,6 +187,8 @@ def analyze(
             from stepscope.record.host.scheduler import keep_accounting
 
             keep_accounting(run.folder)
+        none = reading.steps is not None and run.tables.steps.is_empty()
+        refuse({f"--steps {reading.steps}: no such step was recorded; leave it out to see all": none})
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:
             plan.check(run.folder if run.recorded else None)
@@ -327,6 +328,8 @@ def batch(
         run = api.open_run(path, options=Reading().options(progress))
         if not run.recorded:
             raise UsageError(f"{path}: no run folder; the data of steps is known where `stepscope run` recorded them")
+        if rank not in (None, *(ranks := run.tables.run.ranks)):
+            raise UsageError(f"--rank {rank}: no such rank in it; there are {', '.join(map(str, ranks))}")
         found = tuple(alarm for alarm in batches.alarms(run.tables) if rank in (None, alarm.rank))
         if not found and run.tables.metrics.is_empty():
             raise UnreadableInputError(

@@ -95,7 +95,7 @@ PathMap = Annotated[
 ]
 Library = Annotated[list[str] | None, option("--library NAME", "A module or folder that is not your code; repeatable.")]
 NoCache = Annotated[bool, option("--no-cache", "Keep no tables of traces.")]
-Steps = Annotated[str | None, option("--steps A:B", "Read steps A to B of traces only.")]
+Steps = Annotated[str | None, option("--steps A:B", "Read steps A to B only.")]
 CsvFile = Annotated[str | None, option("--csv FILE", "Write the table as CSV; - is stdout.")]
 FailOn = Annotated[
     list[str] | None,

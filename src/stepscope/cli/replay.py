@@ -60,6 +60,7 @@ def replay(
     from stepscope.export.survey import find
     from stepscope.replay import runner
     from stepscope.report import outputs, replays
+    from stepscope.report.escape import plain_mapping
 
     if not 1 <= seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: give 1 to {MOST_SECONDS:g}")
@@ -70,7 +71,7 @@ def replay(
         variants = _variants(devices, threads, dtypes, trained.threads if trained is not None else None)
         rows = run.table("operators", Selection(group=operators.SHAPES))
         if not rows.rows:
-            raise UnreadableInputError(f"{path}: {rows.absent or 'no trace in it; record with a window'}")
+            raise UnreadableInputError(f"{path}: {rows.absent or 'no trace in it'}; record one with a window")
         name = runner.named(rows.rows, op)
         traces = [source.path for source in find(list(run.paths), ())[0]]
         calls, notes = runner.calls(rows.rows, traces, name)
@@ -84,7 +85,7 @@ def replay(
         outputs.emit(json_file, replays.dumps((found,)))
     if json_file != outputs.STDOUT:
         shorten = shortener(run)
-        terminal.show_replay(replays.document((found,))[0], outputs.console(sys.stdout), shorten)
+        terminal.show_replay(plain_mapping(found), outputs.console(sys.stdout), shorten)
     if kept is not None:
         say(f"kept in {kept}; the report shows it: stepscope analyze {run.folder}")
 

@@ -132,7 +132,7 @@ def verdict(
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
     low, high = effect.low, effect.high
     threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), things(effect.pairs, "pair")
-    change = f"{percent(effect.ratio - 1, sign=True)} %"
+    change = f"{percent(effect.ratio - 1, sign=True)} %{' samples per second' if more_is_better else ''}"
     if low is None or high is None:
         said = f"{change} in {pairs}; an interval needs {thresholds.INTERVAL_PAIRS}"
         if effect.pairs == 1:

@@ -467,7 +467,7 @@ def _hot(row: Row, screen: Screen) -> dict[str, Any]:
 
 def _waits(screen: Screen) -> Iterator[Block]:
     waits = (screen.view("sampled") or {}).get("waits") or ()
-    if sentences.names_input(screen.report):  # a finding has named the lines of a main process that loads everything
+    if any(row["category"] == "input" for row in screen.report.findings):  # names the lines of a loading main process
         waits = [wait for wait in waits if not _is_alone(wait)]
     if any(wait["idle_sampled"] is False for wait in waits):
         text = "waiting threads were not sampled, so how long the loader is waited for cannot be said"

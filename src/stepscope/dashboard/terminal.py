@@ -111,13 +111,16 @@ def show_table(found: TableDocument, console: Console, shorten: Shortener, *, de
     if found.absent is not None:
         console.print(Text(f"{found.title}: {one_line(found.absent)}\n"), soft_wrap=True)
         return
-    title = f"{found.title}, by {words.term(found.sorted_by)}" if found.sorted_by else found.title
+    by = next((heading for heading, key in found.shown.columns if key == found.sorted_by), found.sorted_by)
+    title = f"{found.title}, by {words.term(by)}" if by else found.title
     said = [one_line(note) for note in found.notes[:MAX_NOTES]]
     if len(found.notes) > MAX_NOTES:
         said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
     tree = any("depth" in row or "level" in row for row in found.rows)
     whole = Alone(sys.maxsize, shorten=shorten)
     made = traced.laid(whole, found, id="", title=title, total=found.total, notes=said, open_depth=tree or None)
+    for row in made["rows"] if found.table == "overview" else ():
+        row["part"] = words.part(row["part"])
     if found.table == METRICS:  # values of any size, and such that JSON has no number for
         for row, values in zip(made["rows"], found.rows, strict=True):
             row |= {key: f"{values[key]:.4g}" for key in CURVE_VALUES if isinstance(values.get(key), float)}

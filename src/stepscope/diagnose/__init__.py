@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from stepscope.diagnose.in_script import in_framework
-from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Need, based
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, STEPS, Need, based
 from stepscope.diagnose.rules import RISKS, RULES
 from stepscope.diagnose.weigh import explained, tempered, unexplained, weighed
 from stepscope.errors import UsageError
@@ -44,8 +44,8 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
     def lacks(name: str, needs: Iterable[Need[Any]]) -> bool:
         missing = [need for need in needs if not need.present(analysis)]
         if missing:
-            needed, quiet = " and ".join(need.name for need in missing), any(need.quiet for need in missing)
-            abstained.append(Abstention(name, needed, quiet=quiet))
+            needed = " and ".join(need.name for need in ([STEPS] if STEPS in missing else missing))
+            abstained.append(Abstention(name, needed, quiet=any(need.quiet for need in missing)))
         return bool(missing)
 
     for rule in RULES:

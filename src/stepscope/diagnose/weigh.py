@@ -417,8 +417,8 @@ def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
 
 _CORES = tuple(rule.name for rule in RULES if machine.CPU in rule.needs)  # that tell the main thread's wait for a core
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
-NO_CORE = "ready to run, without a core"
-ASLEEP = "asleep, not for data or files, for communication or for threads that computed"
+NO_CORE = "waiting for a processor core"
+ASLEEP = "asleep, but not waiting for data, files, communication or threads that computed"
 WAITING = "asleep, most of it perhaps for other ranks"
 NO_SOURCE = "outside the passes and the optimizer, without sampled stacks or a profiler window"
 NO_SLICE = "in no operator, kernel, call or function of the trace"

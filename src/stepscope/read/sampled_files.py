@@ -558,11 +558,9 @@ FORMATS: tuple[tuple[Detect, Open], ...] = (
 
 
 _EMPTY = "an empty file: what writes it was killed before, or still runs; py-spy writes when it ends (Ctrl-C)"
-_TEXT = (
-    "no sampled stacks in it; give py-spy's raw format (`py-spy record --format raw`), collapsed stacks or speedscope"
-)
 _NO_FILE = "no file of sampled stacks in it; give files of `py-spy record --format raw`, collapsed stacks or speedscope"
 _ELSE = "give py-spy's raw format, collapsed stacks or a file of speedscope"
+_TEXT = f"neither sampled stacks nor a trace; {_ELSE}"
 _EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"')
 
 

@@ -25,7 +25,8 @@ def to_json(found: Sequence[Alarm], logged: Sequence[StepData], step: int | None
 
 def show_list(found: Sequence[Alarm], console: Console, shorten: Shortener, more: str) -> None:
     """Two lines for each alarm, and `more` where the first has data."""
-    console.print(Text(words.things(len(found), "alarm"), style="bold"))
+    none = "No alarm: no recorded loss or gradient norm leapt, or was not finite"
+    console.print(Text(words.things(len(found), "alarm") if found else none, style="bold"))
     for alarm in found:
         console.print(Text(_headline(alarm, shorten)), soft_wrap=True)
         suspects = [batch for batch in alarm.batches if batch.suspect]

@@ -40,11 +40,6 @@ def dumps(replays: Sequence[OperatorReplay]) -> bytes:
     return json_bytes({"schema": SCHEMA, "replays": [plain_mapping(replay) for replay in replays]})
 
 
-def document(replays: Sequence[OperatorReplay]) -> list[dict[str, Any]]:
-    """What a report holds of them."""
-    return [dict(plain_mapping(replay)) for replay in replays]
-
-
 def device(variant: Row, gpus: Sequence[Any] = ()) -> str:
     """ "cpu, 2 threads, float64"."""
     parts = [str(variant["device"])]

@@ -334,7 +334,7 @@ def unexplained(report: Report) -> str | None:
     if row["large"]:
         parts = ", ".join(f"{part['what']} {words.percent(part['share'])}" for part in row["parts"])
         said.append(
-            f"Nobody explained {words.percent(row['share'])} of the step ({words.milliseconds(row['ms'])}): {parts}."
+            f"No finding explains {words.percent(row['share'])} of the step ({words.milliseconds(row['ms'])}): {parts}."
         )
     if row["unseen"] and not report.findings:
         floor_share = report.views.get("floor_share")
@@ -383,10 +383,6 @@ def gain(finding: Mapping[str, Any]) -> str:
         said = f"{likely} of the step expected, {ceiling} at most"
     above = finding["gain_ceiling"] - finding["share"] >= _NOTHING and ceiling != words.percent(finding["share"])
     return f"{said}, an upper bound; the cost is an estimate" if above else said
-
-
-def explained(finding: Mapping[str, Any]) -> str:
-    return f"{finding['title']} ({cost(finding)}; not in addition)"
 
 
 def disagreement(row: Mapping[str, Any]) -> str:
@@ -450,11 +446,6 @@ def without_steps(report: Report) -> str:
     if report.views.get("hang") and not report.run.get("ranks"):
         return "the last calls of ranks, which know no steps"
     return "a recording of memory" if report.views.get("memory") else "no step was seen"
-
-
-def names_input(report: Report) -> bool:
-    """Whether a finding says what loading costs, and on which lines."""
-    return any(finding["category"] == "input" for finding in report.findings)
 
 
 MAX_KNOBS = 8  # in the line

@@ -93,7 +93,7 @@ TABLE_SCHEMA = "stepscope.table/1"
 CURVE_VALUES = ("value", "first", "last", "lowest", "highest")
 METRICS = "metrics"  # whose values need not be finite
 OWN_FILTER = ("stacks", METRICS)  # make the rows that a pattern asks for, and no others
-OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
+OF_PROFILED = ("overview", "steps", "operators", "kernels", "modules", "stacks")  # times of profiled steps
 TEXT_COLUMNS = (
     *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
     *("kind", "cause", "subject", "text"),  # of compilers
@@ -170,10 +170,10 @@ def document(
     keys = tuple(dict.fromkeys(key for row in flat for key in row))
     chosen = _matching(flat, keys, choice.pattern)
     by = _sort_key(table, choice.sort, keys) if choice.sort else shown.sort
-    if by is not None and by in keys:
+    if choice.sort is None and (by is None or not any(row.get(by) for row in flat)):
+        by = None  # as of devices where there are none: the rows have an order of their own
+    if by is not None:
         chosen = _ordered(chosen, by)
-    if not flat:
-        by = None
     return TableDocument(
         table=table,
         title=shown.title,

@@ -246,7 +246,7 @@ class Exported:
         if not groups:
             return (NO_CURVES,)
         told = {
-            "no step counts for a timing: there are no perf/… curves": curves.PERFORMANCE in groups,
+            "no steady step to time: there are no perf/… curves": curves.PERFORMANCE in groups,
             "no telemetry was recorded: there are no sys/… curves": curves.SYSTEM in groups,
             "no metric was recorded: neither losses nor what the script logs": bool(
                 groups - {curves.PERFORMANCE, curves.SYSTEM}

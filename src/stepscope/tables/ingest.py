@@ -163,7 +163,7 @@ _MEMORY_KEPT = ("bytes", "allocated_bytes", "reserved_bytes", "address")
 _TWICE, _UNKNOWN = 0.05, 0.1
 # Operators of real traces take 1,000 ns on average or more, kernels 1,700; in milliseconds or seconds a thousandth of
 # it. That of a few says nothing.
-_SHORTEST_NS, _FEW = 30, 50
+_SHORTEST_NS, _FEW = 100, 50
 # Of launched kernels and copies none begins before its launch in a real trace: this many by so much is another clock.
 _EARLY, _CLOCKS_APART_NS = 0.2, 10_000
 _NAMED = 3

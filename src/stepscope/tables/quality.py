@@ -155,7 +155,7 @@ def _stack_notes(counts: Counter[str]) -> Iterator[Note]:
             f"{missed} of {taken + missed} samples could not be taken while the program ran on; most are missing "
             "from busy Python code, whose share is larger than stacks show",
         ),
-        (torn, INFO, f"{torn} of {taken} sampled stacks were torn (read while the program ran on) and were left out"),
+        (torn, INFO, f"of {taken} sampled stacks {torn} left out as torn: read while the program ran on"),
     )
     text = f"{left_out} samples are of more different call paths than are kept; they stand under one name"
     yield from _said("stacks", (left_out, WARNING, text))
@@ -280,7 +280,7 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
         )
     elif raw.ranks or any(process.torch for process in everyone):
         text = (
-            "no step was seen: the script ran no training or evaluation loop the recorder knows; "
+            "no step was seen: the script ended before its first one, or its loop is none that the recorder knows; "
             "mark its steps with stepscope.step()"
         )
     elif any(process.python and process.torch is None for process in everyone):

@@ -141,6 +141,8 @@ def _needed(case: Case) -> str:
     judged = np.isfinite(case.host).any(axis=0)
     if case.device is not None:
         judged |= np.isfinite(case.device).any(axis=0)
+    if judged.sum() < at.MIN_PEERS and (np.nanmean(case.host, axis=0) > at.LEAST_SHARE * case.step_ms).any():
+        return f"of {int(judged.sum())} ranks none can be told to be the usual one, at least {at.MIN_PEERS} are needed"
     # a place is a rank's in the layout, as far as it is known: of some jobs one rank stands for its tensor group
     known = len(layout.dp) > 0 and (layout.dp >= 0).all()
     places = int(layout.dp.max() + 1) * max(layout.stages, 1) * max(layout.slots, 1) if known else None

@@ -143,7 +143,8 @@ def rows(source: Source, table: str, selection: Selection) -> Rows:
         return Rows((), NO_TRACE)
     made = found.make(source, selection)
     made = made if isinstance(made, Rows) else Rows(made)
-    return made if made.rows or made.absent else replace(made, absent=found.absent)
+    why = found.absent if selection.step is None else f"nothing of step {selection.step} was profiled"
+    return made if made.rows or made.absent else replace(made, absent=why)
 
 
 def reasons(base: Base, views: Views) -> dict[str, str]:

@@ -416,8 +416,8 @@ def _began(place: Place, manifest: _Manifest) -> float:
 BLOCK = 512  # bytes of `st_blocks`, whatever the file system
 # What lies in folders of ours; a script may have been given the same folder for its checkpoints.
 _OURS = re.compile(
-    r"(host|rank)-.+|notebook|tables|job\.json|\.reported-by-\d+|report\.(json|html)|"
-    r"(experiment|sweep)\.(json|jsonl)|runs|lock|optuna\.jsonl(\.lock)?"
+    r"(host|rank)-.+|notebook|tables|reduced|(job|replay)\.json|sacct\.txt|\.(.+-reduc|report)ed-by-\d+|"
+    r"report\.(json|html)|(experiment|sweep)\.(json|jsonl)|runs|lock|optuna\.jsonl(\.lock)?"
 )
 
 

@@ -134,7 +134,7 @@ def gpu_checks() -> tuple[Check, ...]:
         driver, reason = gpus.driver_version(), gpus.reason
     names = [device["name"] or "GPU" for device in devices]
     if not names:
-        cost = "with a GPU in it: its load, memory, power and clocks, and whether it was throttled"
+        cost = "on a machine with a GPU: its load, memory, power and clocks, and whether it was throttled"
         remedy = "install the driver; start a container with --gpus all (nothing is lost without a GPU)"
         return (Check("GPU telemetry (NVML)", "missing", reason or "no device", cost, remedy),)
     nvml = Check("GPU telemetry (NVML)", "ok", f"{len(names)} × {names[0]}, driver {driver}")
