@@ -18,7 +18,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -39,6 +40,7 @@ from stepscope.tables.arrays import NONE, Bools, Int64, unique
 HELD_NS = 20_000
 CLOSE_NS = 10_000
 LEAST_CHAIN = 64  # slices; fewer are quicker one by one than as columns
+ROWS_MADE = 256  # at once of slices that come one by one: between two waits are few
 
 LONG_NS = 100_000  # of a call: ten times what a launch takes
 QUEUED = 500  # launched but not begun; CUDA's queue takes 1,024, and a launch into a full one lasts as long as a kernel
@@ -54,6 +56,8 @@ _CALLS = (
     (re.compile(r"^(cuda|cu|hip)Memcpy(?!.*async)", re.IGNORECASE), _ON_COPY),
 )
 Awaited = list[tuple[int, int]]  # slices, and how long each has to have run at least
+# number, begin, waits over before, beside one, the slice ahead and the wait for it, the same of another stream, length
+_Row: TypeAlias = tuple[int, int, int, bool, int, int, int, int, int]
 
 
 class Graph:
@@ -314,6 +318,14 @@ class Replayed:
         self._begun, self._finished = np.empty((2, len(kept)), np.int64)
         self._shifts = np.zeros(len(kept) + 1, np.int64)  # how far the host is behind its base once so many are over
         self._waits = 0  # that are over
+        # single items of a view are read and written in a third of the time that those of an array take
+        self._views = self.start_ns.data, self.end_ns.data, self._shifts.data
+        self._columns = (
+            *(self._launches, self._over, self._beside, graph.before, self._before_delay_ns),
+            *(graph.awaited, graph.awaited_delay_ns, self._durations),
+        )
+        self._items: Iterator[_Row] = iter(())
+        self._passed = self._made = 0  # slices that items were taken of, and made for
         self._run(kept.tolist(), position.tolist())
 
     def _run(self, kept: list[int], position: list[int]) -> None:
@@ -329,22 +341,29 @@ class Replayed:
                 if stop - max(at, first) <= LEAST_CHAIN:  # also where the next one begins later
                     self._one_by_one(at, stop)
                 else:
-                    self._one_by_one(at, max(at, first))
+                    if at < first:
+                        self._one_by_one(at, first)
                     self._chained(max(at, first), stop)
                 at = stop
             if wait != NONE:
                 self._wait(wait)
 
+    def _rows(self, at: int, stop: int) -> Iterator[_Row]:
+        """Slices from `at` on to go through one by one, as items made of some of each column at once."""
+        if at != self._passed or stop > self._made:
+            self._made = max(stop, at + ROWS_MADE)
+            self._items = zip(
+                range(at, min(self._made, len(self._graph))),
+                *(column[at : self._made].tolist() for column in self._columns),
+                strict=True,
+            )
+        self._passed = stop
+        return islice(self._items, stop - at)
+
     def _one_by_one(self, at: int, stop: int) -> None:
-        graph, waits = self._graph, self._waits
-        columns = (
-            *(self._launches, self._over, self._beside, graph.before, self._before_delay_ns),
-            *(graph.awaited, graph.awaited_delay_ns, self._durations),
-        )
-        # single items of a view are read and written in a third of the time that those of an array take
-        starts, ends, shifts = self.start_ns.data, self.end_ns.data, self._shifts.data
-        rows = zip(range(at, stop), *(column[at:stop].tolist() for column in columns), strict=True)
-        for number, begin, behind, beside, first, wait, other, wait_other, length in rows:
+        waits = self._waits
+        starts, ends, shifts = self._views
+        for number, begin, behind, beside, first, wait, other, wait_other, length in self._rows(at, stop):
             begin += shifts[behind]
             if beside and behind < waits:
                 begin = min(begin, int(self._finished[behind] + self._delays[number]))
@@ -352,7 +371,7 @@ class Replayed:
                 if ends[first] + wait > begin:
                     begin = ends[first] + wait
             elif first < -1:
-                begin = max(begin, self._reached(-2 - first, int(graph.reach_ns[number])) + wait)
+                begin = max(begin, self._reached(-2 - first, int(self._graph.reach_ns[number])) + wait)
             if other >= 0 and ends[other] + wait_other > begin:
                 begin = ends[other] + wait_other
             starts[number] = begin
@@ -381,16 +400,17 @@ class Replayed:
         return int(self.start_ns[number] + min(self._durations[number], reach))
 
     def _wait(self, wait: int) -> None:
-        graph, number = self._graph, self._waits
-        base = self._base_ns[number]
-        begin = base + self._shifts[number]
+        graph, number, shifts = self._graph, self._waits, self._views[2]
+        base = int(self._base_ns[number])
+        begin = base + shifts[number]
         done = max((self._reached(*one) for one in graph.wait_for[wait]), default=begin)
         stall = max(0, done - begin)
         if graph.wait_soft[wait]:
-            stall = min(stall, graph.wait_stall_ns[wait])
-        self._begun[number], self._finished[number] = begin, begin + stall + graph.wait_own_ns[wait]
+            stall = min(stall, int(graph.wait_stall_ns[wait]))
+        finish = begin + stall + int(graph.wait_own_ns[wait])
+        self._begun[number], self._finished[number] = begin, finish
         self._waits = number + 1
-        self._shifts[self._waits] = self._finished[number] - base
+        shifts[self._waits] = finish - base
 
     def host_ns(self, times: Int64) -> Int64:
         """When the host comes to what it did at `times`."""
