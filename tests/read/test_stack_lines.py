@@ -418,7 +418,7 @@ def test_not_taken_for_stacks(tmp_path: Path, name: str):
         (b"\x00\x01\x02" * 50, "binary"),
         (gzip.compress(b"\x0a\x04\x08\x00\x10\x00", mtime=0), "binary"),
         (gzip.compress(b"a;b 3\n", mtime=0)[:-20], "cannot be unpacked"),
-        (b"some text\n", "no sampled stacks"),
+        (b"some text\n", "neither sampled stacks nor a trace"),
         (b"[1, 2]", "JSON without stacks"),
         (NOTHING["trace"].encode(), "stepscope analyze"),
         (NOTHING["chrome"].encode(), "stepscope analyze"),

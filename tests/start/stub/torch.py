@@ -1,6 +1,7 @@
 """As much of torch as the agent needs to wake up and to keep what a script logs."""
 
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 __version__ = "2.13.0+stub"
@@ -17,6 +18,7 @@ class GradScaler:
     unscale_ = update = scale
 
 
+_C = SimpleNamespace(DisableTorchFunction=nullcontext)
 amp = SimpleNamespace(GradScaler=GradScaler)
 nn = sys.modules["torch.nn"] = ModuleType("torch.nn")
 nn.utils = ModuleType("torch.nn.utils")  # type: ignore[attr-defined]

@@ -436,7 +436,8 @@ class StepCutter:
                 last.rewind(last.signal)
             else:
                 self._segments.pop()
-            self._close_undecided(live=False)
+            if self._some_complete():
+                self._close_undecided(live=False)
         self._segments = self._looked_through if self._number == 0 else []
         self._write_each("loader")
         self._looked_through = []
@@ -754,18 +755,24 @@ class StepCutter:
             self._segments[-1].rewind(end)
         return self._close_undecided(live)
 
+    def _some_complete(self) -> bool:
+        silent = self.optimizers_exist and not self._optimizer_signalled
+        return any(segment.trained and (silent or self._complete(segment)) for segment in self._segments)
+
     def _close_undecided(self, live: bool) -> int:
         """Write segments no later event can settle: one step each where boundaries were guessed, else one step.
 
-        Passes that no update follows, as accumulation leaves them over at the end of an epoch, are none.
+        Passes without an update, fewer than the step before had, are none: accumulation leaves them over.
         """
-        guessed = self._mark is not None or (self.optimizers_exist and not self._optimizer_signalled)
-        if any(segment.trained and (guessed or self._complete(segment)) for segment in self._segments):
-            if not guessed or len(self._segments) == 1:
-                return self._close("end", live)
+        usual = self._uses[-1][-1] if self._uses else 0
+        if 0 < sum(segment.backward for segment in self._segments) < usual and not self._some_complete():
+            self._segments = []
+            return self._clock()
+        silent = not self._optimizer_signalled and self.optimizers_exist
+        if (silent or self._mark is not None) and len(self._segments) > 1:
             self._write_each("loader")
-        self._segments = []
-        return self._clock()
+            return self._clock()
+        return self._close("end", live)
 
     def _write_each(self, signal: str) -> None:
         segments, self._segments = self._segments, []
