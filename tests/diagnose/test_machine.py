@@ -209,6 +209,9 @@ def test_one_thread_loses_where_products_are_large_and_cores_free(
     finding = told(made, "system.threads_below_cores", {TRAIN: 'os.environ["OMP_NUM_THREADS"] = "1"\n'})
     assert (finding and finding.share) == (None if share is None else pytest.approx(share))
     assert finding is None or (finding.where[0].line, finding.try_[0].value) == (1, "2")
+    asked = {"kind": "site", "what": "set_num_threads", "arguments": {"argument_0": "1"}, "file": TRAIN, "line": 5}
+    made = pool_tables(**run, steps=steps, events=trace.rows, run={"hardware": hardware}, journal=[asked])
+    assert told(made, "system.threads_below_cores") is None
 
 
 def test_others_are_blamed_where_they_have_the_cores() -> None:

@@ -37,7 +37,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
 from stepscope.model.counted import things
-from stepscope.model.machine import Child, CpuFacts, PauseFacts
+from stepscope.model.machine import THREADS_SET, Child, CpuFacts, PauseFacts
 from stepscope.model.views import OperatorRow
 
 
@@ -82,8 +82,13 @@ THREADS = Need(
     "the number of torch's threads", lambda a: a.machine.cpu is not None and a.machine.cpu.threads is not None
 )
 PRODUCTS = Need(
-    "a profiler window with large products, by one thread",
-    lambda a: a.machine.cpu is not None and a.machine.cpu.threads == 1 and not ON_DEVICE.present(a) and _products(a),
+    "a profiler window with large products, by one thread that the script did not ask for itself",
+    lambda a: (
+        a.machine.cpu is not None
+        and (a.machine.cpu.threads, a.machine.cpu.threads_source == THREADS_SET) == (1, False)
+        and not ON_DEVICE.present(a)
+        and _products(a)
+    ),
     quiet=True,
     traced=always,
 )

@@ -165,6 +165,9 @@ class PoolFacts(Struct, frozen=True):
     at_most_ms_per_step: float | None
 
 
+THREADS_SET = "events.jsonl, torch.set_num_threads"  # the source of a number of threads that the script asked for
+
+
 class CpuFacts(Struct, frozen=True):
     """How training shared its cores, mean over the steady time and over ranks.
 

@@ -23,7 +23,7 @@ from stepscope.analyze.sites import thread_count, threads_set
 from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
-from stepscope.model.machine import Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
+from stepscope.model.machine import THREADS_SET, Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
 from stepscope.read.text import integer
 from stepscope.tables.arrays import Floats
 from stepscope.tables.processes import OTHER
@@ -120,7 +120,7 @@ def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
     """(threads, the line that set them, source): the last `torch.set_num_threads`, what torch says, the environment."""
     last = threads_set(tables)
     if last is not None:
-        return *last, "events.jsonl, torch.set_num_threads"
+        return *last, THREADS_SET
     told = [rank.threads for rank in tables.ranks if rank.threads is not None]
     if told:
         return max(told), None, "rank.json, torch.get_num_threads when training began"
