@@ -151,7 +151,8 @@ def line_of(case: Case, part: Int64, phase: str | None, excess_ms: float) -> Lin
     known = set(enough["rank"].to_list())
     mine, others = ([rank for rank in ranks if rank in known] for ranks in (mine, others))
     if not mine or not others:
-        return Line(None, "no stacks were sampled")
+        few = "no stacks" if rows.is_empty() else f"fewer than {at.MIN_SAMPLES} stacks of them, or of their peers,"
+        return Line(None, f"{few} were sampled")
     in_loader = pl.col("leaf").str.contains(_LOADER).fill_null(False)
     rows = rows.join(enough, on="rank").with_columns(waiting=pl.col("waiting").fill_null(False) | in_loader)
     rows = rows.filter(pl.col("file").is_not_null() & pl.col("line").is_not_null())
