@@ -137,7 +137,7 @@ def start(path: Path, *arguments: Any) -> None:
         _started[path.resolve()] = child
 
 
-def spare() -> None:
+def dismiss() -> None:
     """The child that was begun, if one was, is not needed."""
     while _begun:
         child, told = _begun.pop()

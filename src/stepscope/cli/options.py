@@ -139,7 +139,7 @@ class Reading(OptionGroup, frozen=True):
         if len(paths) == 1 and self.steps is None and paths[0].name.endswith(TRACES) and paths[0].is_file():
             workers.start(paths[0], paths[0], None if self.no_cache else self.tables or default_folder())
         else:
-            workers.spare()
+            workers.dismiss()
 
     def options(
         self,
