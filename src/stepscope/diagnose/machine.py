@@ -37,7 +37,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
 from stepscope.model.counted import things
-from stepscope.model.machine import THREADS_SET, Child, CpuFacts, PauseFacts
+from stepscope.model.machine import THREADS_FOUND, Child, CpuFacts, PauseFacts
 from stepscope.model.views import OperatorRow
 
 
@@ -82,10 +82,11 @@ THREADS = Need(
     "the number of torch's threads", lambda a: a.machine.cpu is not None and a.machine.cpu.threads is not None
 )
 PRODUCTS = Need(
-    "a profiler window with large products, by one thread that the script did not ask for itself",
+    "a profiler window with large products, by one thread that nobody asked for",
     lambda a: (
         a.machine.cpu is not None
-        and (a.machine.cpu.threads, a.machine.cpu.threads_source == THREADS_SET) == (1, False)
+        and a.machine.cpu.threads == 1
+        and (a.machine.cpu.threads_source, a.machine.cpu.threads_place) == (THREADS_FOUND, None)
         and not ON_DEVICE.present(a)
         and _products(a)
     ),
@@ -353,17 +354,15 @@ def threads_below_cores(analysis: Analysis) -> Iterator[Claim]:
     yield _of_cores(
         analysis,
         title=f"Torch computes with one thread while {free:.1f} of {cpu.cores:g} cores are free: large products take "
-        f"{_part(analysis, took)}{at(cpu.threads_place)}",
+        f"{_part(analysis, took)}",
         cost_ms=took * (1.0 - 1.0 / (1.0 + CORES.added * (fits - 1))),
         ceiling_ms=(train.mean_ms - wait) * (1.0 - 1.0 / fits),
         levels=("medium",),
-        where=(cpu.threads_place,) if cpu.threads_place is not None else (),
         evidence=(
             Evidence("torch threads per rank", 1, "threads", cpu.threads_source),
             *(ms(f"{name}, per step, as recorded", each, "profiler window") for name, each in products[:3]),
         ),
-        fix=f"torch.set_num_threads({fits}){at_place(cpu.threads_place)}, or OMP_NUM_THREADS={fits}, which torchrun "
-        "sets to 1 where it is not set",
+        fix=f"torch.set_num_threads({fits}), or OMP_NUM_THREADS={fits}, which torchrun sets to 1 where it is not set",
         caveat="Small operators gain nothing, and loader workers need cores as well.",
         tries=(Try("torch.num_threads", str(fits)),),
         falsified_by=f"With {fits} threads the mean step does not get shorter",

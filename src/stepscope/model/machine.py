@@ -165,7 +165,8 @@ class PoolFacts(Struct, frozen=True):
     at_most_ms_per_step: float | None
 
 
-THREADS_SET = "events.jsonl, torch.set_num_threads"  # the source of a number of threads that the script asked for
+# The source of a number of threads that neither the script nor the environment of the command asked for.
+THREADS_FOUND = "rank.json, torch.get_num_threads when training began"
 
 
 class CpuFacts(Struct, frozen=True):

@@ -23,7 +23,7 @@ from stepscope.analyze.sites import thread_count, threads_set
 from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
-from stepscope.model.machine import THREADS_SET, Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
+from stepscope.model.machine import THREADS_FOUND, Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
 from stepscope.read.text import integer
 from stepscope.tables.arrays import Floats
 from stepscope.tables.processes import OTHER
@@ -120,13 +120,14 @@ def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
     """(threads, the line that set them, source): the last `torch.set_num_threads`, what torch says, the environment."""
     last = threads_set(tables)
     if last is not None:
-        return *last, THREADS_SET
+        return *last, "events.jsonl, torch.set_num_threads"
+    named = ((name, one.get(name)) for one in manifest_objects(tables, "environment") for name in _THREADS)
+    known = ((count, f"manifest.json, {name}") for name, text in named if (count := thread_count(text)))
+    count, asked = next(known, (None, ""))
     told = [rank.threads for rank in tables.ranks if rank.threads is not None]
     if told:
-        return max(told), None, "rank.json, torch.get_num_threads when training began"
-    named = ((name, one.get(name)) for one in manifest_objects(tables, "environment") for name in _THREADS)
-    known = ((count, None, f"manifest.json, {name}") for name, text in named if (count := thread_count(text)))
-    return next(known, (None, None, ""))
+        return max(told), None, f"{THREADS_FOUND}; {asked}" if asked else THREADS_FOUND
+    return count, None, asked
 
 
 WAKING_NS, WAKING_MOST_NS = 6_000, 15_000
