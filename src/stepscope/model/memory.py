@@ -208,7 +208,7 @@ class OutOfMemory(Struct, frozen=True):
     frames: tuple[Place, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MemoryView:
     """All of it. `blocks` are the largest.
 

@@ -543,7 +543,7 @@ class ProcessFacts(Struct, frozen=True):
     remedy: str | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
     """All facts of a run. A part is None when its source is missing; nothing here is a guess without a note."""
 

@@ -28,7 +28,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.ma
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
