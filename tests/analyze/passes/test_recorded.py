@@ -41,7 +41,9 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "taught", "adversaries", "second_order", "unbound", "tied"])
+@pytest.mark.parametrize(
+    "name", ["plain", "taught", "adversaries", "second_order", "unbound", "tied", "in_lists", "by_hand"]
+)
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:
     facts(folder, name)
 
@@ -122,6 +124,12 @@ def test_operators_that_another_form_would_not_run(folder: Path, kind: str, shap
     assert (work.kind, work.shape, work.calls_per_step) == (kind, shape, 1)
     assert work.lines[0].place.function == "wasted"
     assert 0 < work.ms_per_step <= found.step_ms
+
+
+def test_gradients_of_what_no_optimizer_has(folder: Path) -> None:
+    (work,) = facts(folder, "unused_gradient", "wasted").wasted
+    assert (work.kind, work.calls_per_step) == ("unused_gradient", 8)  # of three layers each a product and a t()
+    assert work.lines[0].place.function == "updated"
 
 
 def test_a_copy_of_the_model(folder: Path) -> None:

@@ -4,6 +4,7 @@
 - `one_hot`: a product with one-hot rows picks rows of the other matrix.
 - `dense_gradient`: the gradient of an embedding is a whole table, of which a batch touches few rows; so is its update.
 - `decomposition`: of matrices, whose many dependent steps no batch hides.
+- `unused_gradient`: behind the last parameter that is updated a backward pass goes on to others, which no update has.
 
 What works on the large tensor, backward pass and update included, goes with it.
 """
@@ -37,6 +38,10 @@ _DECOMPOSES = re.compile(
     r"^aten::(linalg_(svd|svdvals|qr|eig|eigh|eigvals|eigvalsh|inv|inv_ex|pinv|lstsq|matrix_exp)|svd|qr|inverse|pinverse)$"
     r"|^autograd::engine::evaluate_function: Linalg(Svd|Qr|Eig|Eigh|InvEx|Lstsq|MatrixExp)Backward\d*$"
 )
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_IN_PLACE = re.compile(r"^aten::(?!zero_|fill_)\w+_$")
+_SHARED = ("c10d::", "nccl:", "gloo:")  # of ranks, whose optimizers may hold parts of parameters
 _Shape = tuple[int, ...]
 _Key = tuple[str, str, _Shape]  # kind, operator, the large tensor
 
@@ -61,6 +66,7 @@ class _Form(Struct, frozen=True):
 
     name: str
     dims: tuple[_Shape, ...]  # of the inputs
+    first: tuple[_Shape, ...]  # of the first input, or of all tensors of a list there
 
 
 class _Operators(Struct, frozen=True):
@@ -105,10 +111,15 @@ def _operators(scene: TrainingScene) -> _Operators:
     shapes = texts(scene.span.series("shapes").gather(rows))
     width = len(names.values)
     found, codes = np.unique(shapes.codes.astype(np.int64) * width + names.codes[rows], return_inverse=True)
-    dims = [tuple(known for one in json_list(text) if (known := sizes(one)) is not None) for text in shapes.values]
-    dims.append(())  # where there are none
+    inputs = [*map(json_list, shapes.values), []]  # the last where there are none
+    dims = [_shapes(one) for one in inputs]
+    first = [(_shapes(one[0]) if isinstance(one[0], list) else ()) or _shapes(one[:1]) if one else () for one in inputs]
     pairs = (divmod(pair, width) for pair in found.tolist())
-    return _Operators(scene, rows, codes, [_Form(names.values[name], dims[text]) for text, name in pairs])
+    return _Operators(scene, rows, codes, [_Form(names.values[name], dims[text], first[text]) for text, name in pairs])
+
+
+def _shapes(values: list[object]) -> tuple[_Shape, ...]:
+    return tuple(known for one in values if (known := sizes(one)) is not None)
 
 
 def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
@@ -117,6 +128,7 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _broadcasts(every)
     yield from _one_hots(every)
     yield from _dense_gradients(every)
+    yield from _unused_gradients(every)
     if len(scene.found):
         return  # on a device they are a loss of launches
     decompositions = every.where(_DECOMPOSES.match(form.name) is not None for form in every.forms)
@@ -181,3 +193,54 @@ def _dense_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
         makers = every.where(form.name == _LOOKS_UP[0] and shape in form.dims for form in every.forms)
         work = every.with_shape(shape) & ~every.scene.span.names.where(_LOOKS_UP)
         yield ("dense_gradient", _DENSE, shape), outermost(every.scene, work | flags(len(work), dense)), makers
+
+
+def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """By shapes: as many parameters of one are updated as an optimizer has, or any that is changed in place; the first
+    gradients of a pass are theirs.
+    """
+    scene, span = every.scene, every.scene.span
+    if span.names.starting(*_SHARED).any():
+        return
+    left, rows = _updated(every), np.flatnonzero(scene.operators & span.names.where([_ACCUMULATES]))
+    rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
+    forward = np.sort(span.start_ns[np.flatnonzero(scene.operators & (scene.in_backward < 0))])
+    passes = np.searchsorted(forward, span.start_ns[rows])  # a pass has no other operators between its nodes
+    begins, ends = [], []
+    for number in unique(passes).tolist():
+        own, open_left = rows[passes == number], dict(left)
+        shapes = [form.dims[0] if form.dims else () for form in every.of(own)]
+        used = []
+        for shape in shapes:
+            used.append(open_left.get(shape, 0) > 0)
+            open_left[shape] = open_left.get(shape, 0) - 1
+        last = max((at for at, is_used in enumerate(used) if is_used), default=None)
+        if last is not None and last + 1 < len(own):
+            begins.append(int(span.ends(own[[last]])[0]))
+            ends.append(int(span.ends(own[[-1]])[0]))
+    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine)
+    at = np.searchsorted(begins, span.start_ns[nodes], side="right") - 1
+    nodes = nodes[(at >= 0) & (span.start_ns[nodes] < np.array([*ends, 0])[at])]
+    makers = scene.calls.forward[nodes]
+    if len(nodes):
+        yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(makers[makers >= 0])
+
+
+def _updated(every: _Operators) -> dict[_Shape, int]:
+    """How many parameters of each shape an update changes, at most."""
+    scene, names = every.scene, every.scene.span.names
+    inside = self_or_ancestor(scene.span.parent, names.matching(_OPTIMIZER.search))[every.rows] >= 0
+    found: dict[_Shape, int] = {}
+    counts: dict[tuple[_Shape, str], int] = {}
+    for code, count in zip(*np.unique(every.codes[inside], return_counts=True), strict=True):
+        form = every.forms[code]
+        for shape in form.first:
+            counts[shape, form.name] = counts.get((shape, form.name), 0) + int(count)
+    for (shape, _), count in counts.items():
+        per_step = max(1, round(count / len(scene)))
+        found[shape] = min(per_step, found.get(shape, per_step))
+    for code in unique(every.codes[~inside & (scene.in_backward[every.rows] < 0)]).tolist():
+        form = every.forms[code]
+        if _IN_PLACE.match(form.name):
+            found |= dict.fromkeys(form.first, len(every.rows))
+    return found

@@ -217,10 +217,28 @@ def wasted(kind: str) -> Steps:
         yield
 
 
+def updated(kind: str) -> Steps:
+    """All is updated by an optimizer that takes lists, or by hand; else only the last layer of two of one shape."""
+    base, head = network(), nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+    everything = [*base.parameters(), *head.parameters()]
+    trained = everything if kind == "in_lists" else [*head.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=0.1, fused=True)
+    while True:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(head(base(inputs)), labels))
+        with torch.no_grad():
+            for one in base.parameters() if kind == "by_hand" else ():
+                one.sub_(one.grad, alpha=0.1)
+        base.zero_grad()
+        yield
+
+
+UPDATED = ("in_lists", "by_hand", "unused_gradient")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 
 LOOPS: dict[str, Steps] = {
     **{kind: wasted(kind) for kind in WASTED},
+    **{kind: updated(kind) for kind in UPDATED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
     "checkpointed": checkpointed(),
