@@ -345,6 +345,7 @@ class PassFacts(Struct, frozen=True):
     ranks: Ranks whose traces hold training steps.
     steps: Profiled steps in which a backward pass runs; a trace that names none counts as one.
     step_ms: The mean step that all times are part of: the steady one where a journal has it, else the profiled one.
+    made_by_updates (share): Of the large tensors that the host makes in a step, what optimizers make, by size.
     """
 
     run: str
@@ -366,6 +367,7 @@ class PassFacts(Struct, frozen=True):
     wide_gradients: tuple[WideGradients, ...]
     copies: tuple[ModelCopy, ...]
     wasted: tuple[WastedWork, ...]
+    made_by_updates: float | None = None
 
 
 class PassesFacts(Struct, frozen=True):

@@ -22,7 +22,7 @@ from stepscope.analyze.redundant.training_steps import TrainingScene, lines, out
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.spans import texts
 from stepscope.model.device_losses import WastedWork
-from stepscope.tables.arrays import Bools, Int64, flags, self_or_ancestor, unique
+from stepscope.tables.arrays import Bools, Int64, climb, flags, self_or_ancestor, unique
 
 MIN_ELEMENTS = 1 << 18  # of the large tensor: a MB in float32, as much as a core's own cache holds
 MIN_RATIO = 16  # of it by the largest input: what broadcasts a bias or a mask makes nothing larger
@@ -139,6 +139,46 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
             yield ("decomposition", scene.span.names.values[scene.span.names.codes[forward[0]]], ()), rows, forward
 
 
+MAPPED_ELEMENTS = 1 << 15  # 128 KiB in float32: glibc asks the system for memory of its own from there on, at first
+_MAKES_NONE = re.compile(
+    r"_$|^aten::(empty\w*|\w*view\w*|as_strided|t|reshape|(un)?squeeze|expand|transpose|permute|slice|select|detach|alias"
+    r"|narrow|resolve_conj|resolve_neg|to|split\w*|chunk|unbind|unfold|diagonal|item|_local_scalar_dense|zeros|ones|full)$"
+)
+
+
+def made_by_updates(scenes: Sequence[TrainingScene]) -> float | None:
+    """Of the large tensors that operators of the host make, the part by size that optimizers make, as far as shapes
+    tell; None where none is made.
+    """
+    whole = updating = 0
+    for scene in scenes:
+        if len(scene.found) or not scene.has("shapes"):
+            continue
+        every = _operators(scene)
+        elements = np.array([_made(form) for form in every.forms] or [0], np.int64)[every.codes]
+        large = flags(len(scene.span), every.rows[elements >= MAPPED_ELEMENTS])
+        around = climb(scene.span.parent, scene.span.parent[large], large)  # operators that call others for it
+        chosen = large[every.rows] & ~np.isin(every.rows, around)
+        whole += int(elements[chosen].sum())
+        updating += int(elements[chosen & _in_optimizer(scene)[every.rows]].sum())
+    return updating / whole if whole else None
+
+
+def _in_optimizer(scene: TrainingScene) -> Bools:
+    found: Bools = self_or_ancestor(scene.span.parent, scene.span.names.matching(_OPTIMIZER.search)) >= 0
+    return found
+
+
+def _made(form: _Form) -> int:
+    """Elements of its result, about."""
+    if _MAKES_NONE.search(form.name) or not form.name.startswith("aten::"):
+        return 0
+    if form.name in _PRODUCTS and len(form.dims) >= 2:
+        left, right = form.dims[-2:]
+        return prod(left[:-1]) * right[-1] if left and right else 0
+    return max(sum(map(prod, form.first)), *map(prod, form.dims), 0)
+
+
 def _broadcasts(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
     forward, made = every.forward(), dict[tuple[str, _Shape], list[_Form]]()
     reduced = {form.dims[0] for form in forward if form.dims and _REDUCES.match(form.name)}
@@ -228,8 +268,7 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
 
 def _updated(every: _Operators) -> dict[_Shape, int]:
     """How many parameters of each shape an update changes, at most."""
-    scene, names = every.scene, every.scene.span.names
-    inside = self_or_ancestor(scene.span.parent, names.matching(_OPTIMIZER.search))[every.rows] >= 0
+    scene, inside = every.scene, _in_optimizer(every.scene)[every.rows]
     found: dict[_Shape, int] = {}
     counts: dict[tuple[_Shape, str], int] = {}
     for code, count in zip(*np.unique(every.codes[inside], return_counts=True), strict=True):
