@@ -128,7 +128,7 @@ def _counts(run: PassFacts, cost_ms: float) -> bool:
 def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
     return tuple(
         replace(line.place, share=min(1.0, line.ms_per_step / whole_ms))
-        for line in lines[: PASSES.lines_shown]
+        for line in sorted(lines[: PASSES.lines_shown], key=lambda line: line.place.line is None)
         if line.ms_per_step > 0 and whole_ms > 0
     )
 

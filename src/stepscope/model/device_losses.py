@@ -321,7 +321,7 @@ class WideGradients(Struct, frozen=True):
 class WastedWork(Struct, frozen=True):
     """Work that another form of the same computation would not do.
 
-    kind: broadcast, one_hot, dense_gradient, decomposition or unused_gradient.
+    kind: broadcast, one_hot, dense_gradient, decomposition, unused_gradient or history.
     operator: What makes the large tensor, or decomposes.
     shape: The large tensor; empty of decompositions.
     calls_per_step: Calls of the operators that made it.

@@ -4,6 +4,7 @@
 - `one_hot`: a product with one-hot rows picks rows of the other matrix.
 - `dense_gradient`: the gradient of an embedding is a whole table, of which a batch touches few rows; so is its update.
 - `decomposition`: of matrices, whose many dependent steps no batch hides.
+- `history`: a backward pass goes through nodes that it went through in an earlier step, as far as a graph is kept.
 - `unused_gradient`: behind the last parameter that is updated a backward pass goes on to others, which no update has.
 
 What works on the large tensor, backward pass and update included, goes with it.
@@ -16,8 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
+from stepscope.analyze.redundant.extra_calls import BACKWARD_CALL
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.spans import texts
@@ -39,6 +42,7 @@ _DECOMPOSES = re.compile(
     r"|^autograd::engine::evaluate_function: Linalg(Svd|Qr|Eig|Eigh|InvEx|Lstsq|MatrixExp)Backward\d*$"
 )
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
+_ENGINE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _IN_PLACE = re.compile(r"^aten::(?!zero_|fill_)\w+_$")
 _SHARED = ("c10d::", "nccl:", "gloo:")  # of ranks, whose optimizers may hold parts of parameters
@@ -129,6 +133,7 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _one_hots(every)
     yield from _dense_gradients(every)
     yield from _unused_gradients(every)
+    yield from _histories(scene)
     if len(scene.found):
         return  # on a device they are a loss of launches
     decompositions = every.where(_DECOMPOSES.match(form.name) is not None for form in every.forms)
@@ -264,6 +269,20 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
     makers = scene.calls.forward[nodes]
     if len(nodes):
         yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(makers[makers >= 0])
+
+
+def _histories(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """Nodes whose number, which no other has, runs in several steps: what recorded it lies in an earlier one."""
+    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine & (scene.span.column("sequence") >= 0))
+    nodes = nodes[scene.span.names.starting(_ENGINE)[nodes]]
+    frame = pl.DataFrame(
+        {"node": nodes, "number": scene.span.column("sequence")[nodes], "step": scene.step_around(nodes)}
+    )
+    again = (pl.col("step").n_unique() >= 2).over("number") & (pl.col("step") > pl.col("step").min())
+    rows = np.sort(frame.filter(again)["node"].to_numpy())
+    calls = np.flatnonzero(scene.span.names.matching(BACKWARD_CALL.search) & scene.span.is_function & scene.mine)
+    if len(rows) and len(calls):
+        yield ("history", "backward", ()), rows, outermost(scene, flags(len(scene.span), calls))
 
 
 def _updated(every: _Operators) -> dict[_Shape, int]:

@@ -233,6 +233,20 @@ def updated(kind: str) -> Steps:
         yield
 
 
+def remembered(*, kept: bool) -> Steps:
+    """A state goes from step to step, with its graph where it is `kept`; weights are changed behind autograd's back."""
+    cell, state = nn.GRUCell(FEATURES, WIDTH), torch.zeros(BATCH, WIDTH)
+    while True:
+        for _ in range(1 if kept else 3):
+            state = cell(batch()[0], state)
+        state.square().mean().backward(retain_graph=kept)
+        state = state if kept else state.detach()
+        for one in cell.parameters():
+            one.data.sub_(one.grad, alpha=0.1)
+            one.grad = None
+        yield
+
+
 UPDATED = ("in_lists", "by_hand", "unused_gradient")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 
@@ -241,6 +255,8 @@ LOOPS: dict[str, Steps] = {
     **{kind: updated(kind) for kind in UPDATED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    "history": remembered(kept=True),
+    "truncated": remembered(kept=False),
     "checkpointed": checkpointed(),
     "checkpointed_reentrant": checkpointed(reentrant=True),
 }
