@@ -377,7 +377,6 @@ class EpochFacts(Struct, frozen=True):
     """What starting a loader's iterators again cost, for one loader with workers. Medians are over the later epochs.
 
     num_workers: The loader's setting.
-    remade: Whether the loader itself was made anew for them.
     restarts: Iterators made during training, without the first.
     make_ms: Median time to make one of them.
     first_wait_ms: Median wait for their first batch.
@@ -395,7 +394,7 @@ class EpochFacts(Struct, frozen=True):
     num_workers: int
     persistent: bool | None
     kind: str  # of the steps it feeds
-    remade: bool
+    remade: bool  # whether the loader itself was made anew for them
     restarts: int
     make_ms: float
     first_wait_ms: float

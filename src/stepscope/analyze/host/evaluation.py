@@ -130,8 +130,8 @@ def _lines(
     among = (frame.filter("inside"), frame.filter(~pl.col("inside")), after)
     times = [overlaps_of(stretches, steps) for steps in among]
     in_ns, out_ns, after_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
-    after_ns = after_ns * (int(after["wall_ns"].sum()) / max(1, int(after_ns.sum())))  # with what was not sampled of it
-    after_ns[at(users.tree.innermost(users.marked(_saves)), nodes, NONE) >= 0] = 0
+    later_ns = after_ns * (int(after["wall_ns"].sum()) / max(1, int(after_ns.sum())))  # with what was not sampled of it
+    later_ns[at(users.tree.innermost(users.marked(_saves)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
         return {}, 0, 0  # nobody can tell the lines that train
@@ -142,7 +142,7 @@ def _lines(
             "quiet": at(quiet, nodes, False),
             "in_ns": in_ns,
             "out_ns": out_ns,
-            "after_ns": after_ns,
+            "after_ns": later_ns,
         }
     )
     # a line belongs to evaluation as a whole: what else is called there, its operators and metrics, is of it
