@@ -44,7 +44,8 @@ _DECOMPOSES = re.compile(
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _ENGINE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
-_IN_PLACE = re.compile(r"^aten::(?!zero_|fill_)\w+_$")
+_IN_PLACE = re.compile(r"^aten::(?!(_foreach_)?(zero|fill|mul|div)_$|_amp)\w+_$")  # no clearing, clipping, unscaling
+TRAINED = 0.9  # of the gradients up to the last that is used: else an optimizer works in a way that shapes do not show
 _SHARED = ("c10d::", "nccl:", "gloo:")  # of ranks, whose optimizers may hold parts of parameters
 _Shape = tuple[int, ...]
 _Key = tuple[str, str, _Shape]  # kind, operator, the large tensor
@@ -260,7 +261,7 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
             used.append(open_left.get(shape, 0) > 0)
             open_left[shape] = open_left.get(shape, 0) - 1
         last = max((at for at, is_used in enumerate(used) if is_used), default=None)
-        if last is not None and last + 1 < len(own):
+        if last is not None and last + 1 < len(own) and sum(used) >= TRAINED * (last + 1):
             begins.append(int(span.ends(own[[last]])[0]))
             ends.append(int(span.ends(own[[-1]])[0]))
     nodes = np.flatnonzero(scene.calls.is_backward & scene.mine)
@@ -272,23 +273,25 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
 
 
 def _histories(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
-    """Nodes whose number, which no other has, runs in several steps: what recorded it lies in an earlier one."""
-    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine & (scene.span.column("sequence") >= 0))
-    nodes = nodes[scene.span.names.starting(_ENGINE)[nodes]]
-    frame = pl.DataFrame(
-        {"node": nodes, "number": scene.span.column("sequence")[nodes], "step": scene.step_around(nodes)}
-    )
-    again = (pl.col("step").n_unique() >= 2).over("number") & (pl.col("step") > pl.col("step").min())
-    rows = np.sort(frame.filter(again)["node"].to_numpy())
-    calls = np.flatnonzero(scene.span.names.matching(BACKWARD_CALL.search) & scene.span.is_function & scene.mine)
+    """Nodes whose number, which its thread gives once, runs in several steps: it was recorded in an earlier one."""
+    span = scene.span
+    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine & (span.column("sequence") >= 0))
+    nodes = nodes[span.names.starting(_ENGINE)[nodes]]
+    numbers = {name: span.column(name, nodes) for name in ("sequence", "forward_thread")}
+    frame = pl.DataFrame({"node": nodes, "step": scene.step_around(nodes), **numbers})
+    again = frame.filter((pl.col("step") > pl.col("step").min()).over(*numbers))
+    rows = np.sort(again["node"].to_numpy())
+    calls = np.flatnonzero(span.names.matching(BACKWARD_CALL.search) & span.is_function & scene.mine)
     if len(rows) and len(calls):
-        yield ("history", "backward", ()), rows, outermost(scene, flags(len(scene.span), calls))
+        yield ("history", "backward", ()), rows, outermost(scene, flags(len(span), calls))
 
 
 def _updated(every: _Operators) -> dict[_Shape, int]:
-    """How many parameters of each shape an update changes, at most."""
+    """How many parameters of each shape an update changes, at most; nothing is known without an optimizer of torch."""
     scene, inside = every.scene, _in_optimizer(every.scene)[every.rows]
     found: dict[_Shape, int] = {}
+    if not inside.any():
+        return found
     counts: dict[tuple[_Shape, str], int] = {}
     for code, count in zip(*np.unique(every.codes[inside], return_counts=True), strict=True):
         form = every.forms[code]
