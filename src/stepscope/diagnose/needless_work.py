@@ -128,7 +128,7 @@ def _counts(run: PassFacts, cost_ms: float) -> bool:
 def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
     return tuple(
         replace(line.place, share=min(1.0, line.ms_per_step / whole_ms))
-        for line in sorted(lines[: PASSES.lines_shown], key=lambda line: line.place.line is None)
+        for line in lines[: PASSES.lines_shown]
         if line.ms_per_step > 0 and whole_ms > 0
     )
 
@@ -423,6 +423,8 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
         for one in run.wasted:
             where, source, cost = _places(one.lines, one.ms_per_step), _source(run), one.ms_per_step
+            if one.kind == "history" and where and where[0].line is None:  # several lines call it there
+                where = (*_sampled_backward(analysis), *where)
             most = cost * WASTED.most
             if analysis.windows and not run.on_device:
                 most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
@@ -443,3 +445,10 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
                 falsified_by="With the other form in its place the mean step does not get shorter",
             )
             yield _of_run(analysis, run, claim)
+
+
+def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:
+    """The user's line that most samples of the backward pass stand at."""
+    lines = analysis.stacks.hot_lines if analysis.stacks is not None else ()
+    found = (Place(one.file, one.line, one.function) for one in lines if (one.role, one.phase) == ("rank", "backward"))
+    return tuple(found)[:1]

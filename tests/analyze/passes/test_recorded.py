@@ -42,7 +42,19 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "taught", "adversaries", "second_order", "unbound", "tied", "in_lists", "by_hand", "truncated"]
+    "name",
+    [
+        "plain",
+        "taught",
+        "adversaries",
+        "second_order",
+        "unbound",
+        "tied",
+        "in_lists",
+        "by_hand",
+        "truncated",
+        "threaded",
+    ],
 )
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:
     facts(folder, name)

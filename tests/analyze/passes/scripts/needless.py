@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch import nn
@@ -247,6 +248,19 @@ def remembered(*, kept: bool) -> Steps:
         yield
 
 
+def threaded() -> Steps:
+    """Each forward pass runs in a thread of its own, as `DataParallel` has them: nodes are numbered anew."""
+    model, head, made = network(), nn.Linear(CLASSES, CLASSES), list[torch.Tensor]()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    while True:
+        inputs, labels = batch()
+        thread = Thread(target=lambda given: made.append(model(given)), args=(inputs,))
+        thread.start()
+        thread.join()
+        update(optimizer, F.cross_entropy(head(made.pop()), labels))
+        yield
+
+
 UPDATED = ("in_lists", "by_hand", "unused_gradient")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 
@@ -255,6 +269,7 @@ LOOPS: dict[str, Steps] = {
     **{kind: updated(kind) for kind in UPDATED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    "threaded": threaded(),
     "history": remembered(kept=True),
     "truncated": remembered(kept=False),
     "checkpointed": checkpointed(),
