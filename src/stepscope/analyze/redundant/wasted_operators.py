@@ -148,7 +148,8 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
 MAPPED_ELEMENTS = 1 << 15  # 128 KiB in float32: glibc asks the system for memory of its own from there on, at first
 _MAKES_NONE = re.compile(
     r"_$|^aten::(empty\w*|\w*view\w*|as_strided|t|reshape|(un)?squeeze|expand|transpose|permute|slice|select|detach"
-    r"|alias|narrow|resolve_conj|resolve_neg|to|split\w*|chunk|unbind|unfold|diagonal|item|_local_scalar_dense|zeros|ones|full)$"
+    r"|alias|narrow|resolve_conj|resolve_neg|to|split\w*|chunk|unbind|unfold|diagonal|item|_local_scalar_dense"
+    r"|zeros|ones|full)$"
 )
 
 
