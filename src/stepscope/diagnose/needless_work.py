@@ -426,6 +426,9 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
             if one.kind == "history" and where and where[0].line is None:  # several lines call it there
                 where = (*_sampled_backward(analysis), *where)
             most = cost * WASTED.most
+            train = train_steps(analysis)
+            if one.kind == "history" and train is not None:  # the profiled steps may be some with little of it
+                most = max(most, sum(part.ms for part in train.partition if part.category == "backward"))
             if analysis.windows and not run.on_device:
                 most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
             claim = Claim(
