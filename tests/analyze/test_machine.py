@@ -132,14 +132,18 @@ def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stacks
 
 
-def epochs_tables() -> Tables:
-    """Epochs of ten steps of 10 ms; between them an iterator is made, and the first batch is waited for."""
-    site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "2"}}
+def epochs_tables(*, remade: bool = False) -> Tables:
+    """Epochs of ten steps of 10 ms; between them an iterator is made, and the first batch is waited for.
+
+    `remade`: of a loader of its own.
+    """
+    site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "2", "persistent_workers": str(remade)}}
     steps: list[dict[str, Any]] = []
     journal: list[dict[str, Any]] = [{**site, "file": TRAIN, "line": 75, "function": "main"}]
     clock = T0
     for epoch in range(5):
-        made = {"kind": "loader", "id": 1, "epoch": epoch, "num_workers": 2, "time_ns": clock}
+        made = {"kind": "loader", "id": 1, "dataset": 9, "epoch": epoch, "num_workers": 2, "time_ns": clock}
+        made |= {"id": 1 + epoch} if remade else {}
         journal.append({**made, "duration_ns": 50 * MS})
         clock += 50 * MS
         common = {"epoch": epoch, "first_step": 10 * epoch}

@@ -361,25 +361,27 @@ def test_gradients_cost_no_more_than_the_loop_around_them(
     assert only(replace(needless(wide_gradients=(WIDE,)), loops=(timed,)), GRADIENTS).share == pytest.approx(share)
 
 
-def evaluated(batches: int, *, loader: bool = True, below: Sequence[str] = (), beside: int = 0) -> Tables:
+def evaluated(
+    batches: int, *, loader: bool = True, below: Sequence[str] = (), beside: int = 0, scores: Sequence[str] = ()
+) -> Tables:
     """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step.
 
-    `beside`: so many ms of it after the first epoch's batches.
+    `beside`: so many ms of it after the first epoch's batches. `scores`: what follows each evaluation for 100 ms.
     """
-    steps, seen = [], []
+    steps, seen, longer = [], [], 10 * bool(scores)
     paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", MODULE, *below])
     for epoch in range(6):
-        begin = T0 + (epoch * (10 + batches) * 10 + beside * (epoch > 0)) * MS
+        begin = T0 + (epoch * (10 + batches + longer) * 10 + beside * (epoch > 0)) * MS
         kinds = ["train"] * 10 + ["eval"] * batches * loader
         own = step_rows(len(kinds), start_ns=begin, first_step=len(steps))
         steps += [row | {"kind": kind} for row, kind in zip(own, kinds, strict=True)]
         steps[-1]["wall_ns"] += 0 if loader else batches * 10 * MS
-        for at in range(10 + batches):
+        for at in range(10 + batches + longer):
             times = {"start_ns": begin + at * 10 * MS, "end_ns": begin + (at + 1) * 10 * MS}
-            seen.append(stack(paths[at >= 10], 1, **times))
+            seen.append(stack(scores if at >= 10 + batches else paths[at >= 10], 1, **times))
     region = {"kind": "region", "name": "evaluation", "time_ns": T0 + 100 * MS}
     took = {"duration_ns": (10 * batches + beside) * MS}
-    return make_tables(steps=steps, stacks=seen, stretches=seen, journal=[region | took])
+    return make_tables(steps=steps, stacks=seen, stretches=seen, journal=[] if scores else [region | took])
 
 
 def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> None:
@@ -387,6 +389,25 @@ def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> N
     assert with_metrics - without == pytest.approx(30 / 60, rel=0.2)
     logs = f"log ({SITE}/lightning/pytorch/loggers/csv_logs.py:9)"
     assert told(evaluated(20, below=[logs]), "host.logging") is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "lines"),
+    [
+        ([f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:5)", f"f1 ({TRAIN}:7)"], [14, 7]),
+        ([f"main ({TRAIN}:15)", f"f1 ({TRAIN}:7)"], [15, 14, 7]),
+        ([f"main ({TRAIN}:15)", f"save ({SITE}/torch/serialization.py:7)"], None),
+    ],
+    ids=["in it", "behind it", "files"],
+)
+def test_what_a_loop_of_the_users_own_makes_of_an_evaluation_is_evaluation(
+    scores: list[str], lines: list[int] | None
+) -> None:
+    source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
+    assert told(evaluated(2), BETWEEN, source) is None
+    finding = told(evaluated(2, scores=scores), BETWEEN, source)
+    assert (finding and [place.line for place in finding.where]) == lines
+    assert finding is None or finding.cost_ms_per_step == pytest.approx((5 * 100 + 5 * 20) / 60)
 
 
 @pytest.mark.parametrize("loader", [True, False])

@@ -44,6 +44,10 @@ def loader_finding(settings: Settings | None, **scene: Any) -> Finding:
             Settings("transformers", None, loaders=True),
             "dataloader_num_workers=3, dataloader_persistent_workers=True in TrainingArguments(...);",
         ),
+        (  # as TRL's configurations are
+            Settings("transformers", HERE, loaders=True, called={"TrainingArguments": "SFTConfig"}),
+            "dataloader_num_workers=3, dataloader_persistent_workers=True in SFTConfig(...) at train.py:12",
+        ),
         (
             Settings("skorch", HERE, loaders=True),
             "iterator_train__num_workers=3, iterator_train__persistent_workers=True in NeuralNet(...) at train.py:12",

@@ -127,6 +127,10 @@ def test_workers_started_anew_for_every_epoch() -> None:
     assert [(place.file, place.line) for place in finding.where] == [(TRAIN, 75)]
     assert "persistent_workers=True" in finding.fix
     assert [(each.knob, each.value) for each in finding.try_] == [("loader.persistent_workers", "true")]
+    # a loader made anew for every epoch starts its own, persistent or not
+    again = only(epochs_tables(remade=True), "input.first_batch")
+    assert (again.cost_ms_per_step, again.where) == (finding.cost_ms_per_step, finding.where)
+    assert again.fix.startswith("Make the DataLoader once")
 
 
 def small_files(*, window: bool = False) -> Tables:

@@ -11,7 +11,8 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
-from stepscope.model import Finding
+from stepscope.model import Finding, Place, Site
+from stepscope.model.device_losses import PassesFacts
 from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.device_scenes import V100, made_tensors, repeated
@@ -38,6 +39,7 @@ from tests.analyze.test_machine_views import (
 )
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 from tests.diagnose.judged import judged, needs, only, told, values
+from tests.diagnose.test_host import NOTHING
 from tests.records import replace
 
 OWN = ("system.", "host.step_drift")
@@ -412,6 +414,16 @@ def test_faults_of_what_is_made_to_be_copied_stand_behind_it(faults: int, behind
     made = found["transfer.made_on_host"]
     assert (found[FAULTS].id in made.explains) is behind
     assert bool(found[FAULTS].where) is behind
+
+
+@pytest.mark.parametrize(("fused", "part"), [("None", 0.6), ("True", 1.0)])
+def test_faults_of_an_optimizer_that_is_told_go_with_it(fused: str, part: float) -> None:
+    facts = analyze(faulting(main=1.0, forward_ms=0, optimizer_ms=30))
+    made = PassesFacts(runs=(replace(NOTHING, made_by_updates=0.4),), copies=None)
+    site = Site("AdamW", Place(TRAIN, 7), {"fused": fused}, 0)
+    found = {one.rule: one for one in diagnose(replace(facts, passes=made, sites=(site,))).findings}
+    assert ("compute.unfused_optimizer" in found) is (part < 1)
+    assert found[FAULTS].cost_ms_per_step == pytest.approx(part * 15_000 * (1000 + 200) / 1e6)
 
 
 @pytest.mark.parametrize("faults", [0, 200, 3_000])

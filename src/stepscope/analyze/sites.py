@@ -77,7 +77,10 @@ def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | N
     if name is None:
         return None
     # fastai's loaders are none of torch's: nobody saw them made
-    return Settings(name, place_of(told.get(name)), loaders=name == built or (name == "fastai" and event is None))
+    tells = told.get(name, {})
+    called = {str(tells["what"]).rpartition(".")[2]: tells["called"]} if string(tells.get("called")) else {}
+    loaders = name == built or (name == "fastai" and event is None)
+    return Settings(name, place_of(tells), loaders=loaders, called=called)
 
 
 def site_of(tables: Tables, event: _Data | None) -> _Data | None:

@@ -102,7 +102,10 @@ def edit_of(change: str, settings: Settings | None) -> tuple[Edit | None, bool]:
         framework = None  # the user's own DataLoader
     words = EDITS.frameworks.get(framework) if framework is not None else None
     if words is not None and change in {*words.unsettable, *words.edits}:
-        return words.edits.get(change), True
+        edit = words.edits.get(change)
+        if edit is not None and settings is not None:
+            edit = replace(edit, call=settings.called.get(edit.call or "", edit.call))
+        return edit, True
     return EDITS.plain.get(change), False
 
 

@@ -446,8 +446,9 @@ def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
 def first_batch(analysis: Analysis) -> Iterator[Claim]:
     train, (doubt, words) = STEPS.of(analysis), device_doubt(analysis)
     for fact in analysis.machine.epochs or ():
-        if fact.persistent:
+        if fact.persistent and not fact.remade:
             continue
+        once = "Make the DataLoader once, before the loop over epochs, and keep" if fact.remade else "Keep"
         workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
         kind = "training" if fact.kind == "train" else "evaluation"
         steps = steps_source(train)
@@ -478,10 +479,11 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
                     "counted of each epoch", "making the iterator", "", "the work for one batch is not known"
                 ),
             ),
-            fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
+            fix=f"{once} the workers between epochs: "
+            + of_loader(fact.site, analysis.settings, persistent_workers=True),
             caveat="Workers that stay keep their memory between epochs, and their copy of the data set: what the "
             f"script changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
-            tries=(Try("loader.persistent_workers", "true"),),
+            tries=() if fact.remade else (Try("loader.persistent_workers", "true"),),
             falsified_by="With persistent_workers=True an epoch does not get shorter",
         )
 

@@ -42,7 +42,7 @@ from stepscope.model.views import OperatorRow
 
 
 class PAUSES(Thresholds):
-    count: int = 3  # fewer in a whole run are no rhythm
+    count: int = 3  # collections, and steps that they struck: fewer in a whole run are no rhythm
     one_line: float = 0.9  # of their time at one line: it asks for them, since automatic ones strike anywhere
     lines_shown: int = 3
 
@@ -134,7 +134,7 @@ def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
 @rule("system.garbage_collection", STEPS, JOURNAL, learn="https://docs.python.org/3/library/gc.html#gc.freeze")
 def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     train, pauses = STEPS.of(analysis), analysis.machine.pauses
-    if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
+    if pauses is None or pauses.steps_struck < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
         return
     line = asked_for(analysis, pauses)
     doubt, words = device_doubt(analysis)

@@ -423,7 +423,12 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
         for one in run.wasted:
             where, source, cost = _places(one.lines, one.ms_per_step), _source(run), one.ms_per_step
+            if one.kind == "history" and where and where[0].line is None:  # several lines call it there
+                where = (*_sampled_backward(analysis), *where)
             most = cost * WASTED.most
+            train = train_steps(analysis)
+            if one.kind == "history" and train is not None:  # the profiled steps may be some with little of it
+                most = max(most, sum(part.ms for part in train.partition if part.category == "backward"))
             if analysis.windows and not run.on_device:
                 most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
             claim = Claim(
@@ -443,3 +448,10 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
                 falsified_by="With the other form in its place the mean step does not get shorter",
             )
             yield _of_run(analysis, run, claim)
+
+
+def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:
+    """The user's line that most samples of the backward pass stand at."""
+    lines = analysis.stacks.hot_lines if analysis.stacks is not None else ()
+    found = (Place(one.file, one.line, one.function) for one in lines if (one.role, one.phase) == ("rank", "backward"))
+    return tuple(found)[:1]

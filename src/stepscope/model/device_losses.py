@@ -321,7 +321,7 @@ class WideGradients(Struct, frozen=True):
 class WastedWork(Struct, frozen=True):
     """Work that another form of the same computation would not do.
 
-    kind: broadcast, one_hot, dense_gradient or decomposition.
+    kind: broadcast, one_hot, dense_gradient, decomposition, unused_gradient or history.
     operator: What makes the large tensor, or decomposes.
     shape: The large tensor; empty of decompositions.
     calls_per_step: Calls of the operators that made it.
@@ -345,6 +345,7 @@ class PassFacts(Struct, frozen=True):
     ranks: Ranks whose traces hold training steps.
     steps: Profiled steps in which a backward pass runs; a trace that names none counts as one.
     step_ms: The mean step that all times are part of: the steady one where a journal has it, else the profiled one.
+    made_by_updates (share): Of the large tensors that the host makes in a step, what optimizers make, by size.
     """
 
     run: str
@@ -366,6 +367,7 @@ class PassFacts(Struct, frozen=True):
     wide_gradients: tuple[WideGradients, ...]
     copies: tuple[ModelCopy, ...]
     wasted: tuple[WastedWork, ...]
+    made_by_updates: float | None = None
 
 
 class PassesFacts(Struct, frozen=True):

@@ -394,6 +394,7 @@ class EpochFacts(Struct, frozen=True):
     num_workers: int
     persistent: bool | None
     kind: str  # of the steps it feeds
+    remade: bool  # whether the loader itself was made anew for them
     restarts: int
     make_ms: float
     first_wait_ms: float

@@ -522,12 +522,14 @@ class Settings(Struct, frozen=True):
     """The line that tells a training framework its settings: `TrainingArguments(...)`, Lightning's `Trainer(...)`.
 
     `framework` is one of `analyze.sites.FRAMEWORKS`. With `loaders` it also builds the DataLoader that feeds
-    training from them; otherwise that is the user's own.
+    training from them; otherwise that is the user's own. `called`: the name of a class by that of the user's subclass
+    of it, as TRL's are of `TrainingArguments`.
     """
 
     framework: str
     place: Place | None
     loaders: bool = False
+    called: dict[str, str] = {}
 
 
 class ProcessFacts(Struct, frozen=True):

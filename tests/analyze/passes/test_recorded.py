@@ -41,7 +41,21 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "taught", "adversaries", "second_order", "unbound", "tied"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "taught",
+        "adversaries",
+        "second_order",
+        "unbound",
+        "tied",
+        "in_lists",
+        "by_hand",
+        "truncated",
+        "threaded",
+    ],
+)
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:
     facts(folder, name)
 
@@ -121,6 +135,19 @@ def test_operators_that_another_form_would_not_run(folder: Path, kind: str, shap
     (work,) = found.wasted
     assert (work.kind, work.shape, work.calls_per_step) == (kind, shape, 1)
     assert work.lines[0].place.function == "wasted"
+    assert 0 < work.ms_per_step <= found.step_ms
+
+
+def test_gradients_of_what_no_optimizer_has(folder: Path) -> None:
+    (work,) = facts(folder, "unused_gradient", "wasted").wasted
+    assert (work.kind, work.calls_per_step) == ("unused_gradient", 8)  # of three layers each a product and a t()
+    assert work.lines[0].place.function == "updated"
+
+
+def test_a_graph_that_is_kept_from_step_to_step(folder: Path) -> None:
+    found = facts(folder, "history", "wasted")
+    (work,) = found.wasted
+    assert (work.kind, work.lines[0].place.function) == ("history", "remembered")
     assert 0 < work.ms_per_step <= found.step_ms
 
 

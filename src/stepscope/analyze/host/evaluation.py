@@ -1,9 +1,10 @@
 """What evaluation takes between training steps, and the lines of the training code that call it.
 
 Where a loader brings its batches, the journal has steps of its own for it; what a framework does in its evaluation
-beside them, as metrics over all of them, counts too. Batches that are cut from tensors leave it
-in the training step that it follows, which is then far longer than others; there samples tell its part, and need a
-line that speaks of evaluation.
+beside them, as metrics over all of them, counts too. Of a loop of the user's samples tell it: what the line that
+evaluates, or one that trains nothing, does between the last batch and the next step; files that are saved are no part.
+Batches that are cut from tensors leave it in the training step that it follows, which is then far longer than others;
+there samples tell its part, and need a line that speaks of evaluation.
 
 A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
 while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
@@ -28,8 +29,9 @@ from stepscope.engine.journal import event_data
 from stepscope.engine.step_labels import FIRST_BATCH, STEADY, times_of
 from stepscope.model import Place
 from stepscope.model.machine import EvaluationFacts
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Int32
-from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, phase_mark
+from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, in_file, phase_mark
 
 LEAST = 0.1  # of the loop: less is not worth a word
 FAR_LONGER = 2.0  # than the fastest quarter of the steps: evaluation that takes less than a step is no loss
@@ -56,10 +58,14 @@ def evaluation(context: Context) -> EvaluationFacts | None:
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
     inside, steps = frame.filter("inside"), frame.filter(trains).height
     beside_ns = _beside_batches(context, frame) if apart else 0
+    after = _after(context, frame) if apart and not beside_ns else frame.clear()
     taken_ns, whole_ns = (int(rows["wall_ns"].sum()) + beside_ns for rows in (inside, frame))
-    if not inside.height or taken_ns < LEAST * whole_ns:
+    if not inside.height or taken_ns + int(after["wall_ns"].sum()) < LEAST * whole_ns:
         return None
-    lines, samples = _lines(context, frame, apart=apart)
+    lines, samples, after_ns = _lines(context, frame, after, apart=apart)
+    taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
+    if taken_ns < LEAST * whole_ns:
+        return None
     if not apart and not lines:
         return None
     # of a step that ends in evaluation only the part that its lines were seen for
@@ -93,22 +99,42 @@ def _beside_batches(context: Context, frame: pl.DataFrame) -> int:
     return beside_ns
 
 
-def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[Place, float], int]:
-    """The lines with their share of the sampled time of evaluation, most first, and the samples that are theirs."""
+def _after(context: Context, frame: pl.DataFrame) -> pl.DataFrame:
+    """From the last batch of each evaluation among these steps to the step that follows it, without our windows."""
+    everything = context.labelled.frame.drop_nulls("start_ns").sort("process", "start_ns")
+    end, begins = pl.col("start_ns") + pl.col("wall_ns"), pl.col("start_ns").shift(-1).over("process")
+    last = (pl.col("kind") != "train") & (pl.col("kind").shift(-1).over("process") == "train")
+    found = everything.with_columns(start_ns=end, wall_ns=begins - end).filter(last & (pl.col("wall_ns") > 0))
+    windows = context.tables.journal.filter(pl.col("kind") == "window")["time_ns"].to_numpy()
+    mine = pl.col("process").is_in(frame["process"].implode()) & (pl.col("start_ns") <= frame["start_ns"].max())
+    within = found["start_ns"].to_numpy()[:, None], (found["start_ns"] + found["wall_ns"]).to_numpy()[:, None]
+    struck = ((windows >= within[0]) & (windows < within[1])).any(axis=1)
+    return found.filter(pl.Series(~struck)).filter(mine)
+
+
+def _lines(
+    context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool
+) -> tuple[dict[Place, float], int, int]:
+    """The lines with their share of the sampled time of evaluation, most first, the samples that are theirs, and their
+    time in `after`. Where most of it is that, its innermost line follows.
+    """
     samples, stretches = context.sampled, context.tables.stretches
     main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     stretches = stretches.filter(main)
     if samples is None or stretches.is_empty():
-        return {}, 0
+        return {}, 0, 0
     users = UserPaths(samples.calls, samples.code)
     updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     home, evaluates, quiet = _homes(context, users, updates, meant=not apart)
     nodes = rows_of(stretches["node"])
-    times = [overlaps_of(stretches, frame.filter(part)) for part in (pl.col("inside"), ~pl.col("inside"))]
-    in_ns, out_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
+    among = (frame.filter("inside"), frame.filter(~pl.col("inside")), after)
+    times = [overlaps_of(stretches, steps) for steps in among]
+    in_ns, out_ns, after_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
+    later_ns = after_ns * (int(after["wall_ns"].sum()) / max(1, int(after_ns.sum())))  # with what was not sampled of it
+    later_ns[at(users.tree.innermost(users.marked(_saves)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
-        return {}, 0  # nobody can tell the lines that train
+        return {}, 0, 0  # nobody can tell the lines that train
     rows = pl.DataFrame(
         {
             "line": at(users.line, at(home, nodes, NONE), NONE),
@@ -116,20 +142,37 @@ def _lines(context: Context, frame: pl.DataFrame, *, apart: bool) -> tuple[dict[
             "quiet": at(quiet, nodes, False),
             "in_ns": in_ns,
             "out_ns": out_ns,
+            "after_ns": later_ns,
         }
     )
     # a line belongs to evaluation as a whole: what else is called there, its operators and metrics, is of it
     lines = rows.group_by("line").agg(
-        pl.col("in_ns", "out_ns").sum(), *(pl.col(name).any() for name in ("evaluates", "quiet"))
+        pl.col("in_ns", "out_ns", "after_ns").sum(), *(pl.col(name).any() for name in ("evaluates", "quiet"))
     )
     seen_ns = pl.col("in_ns") + pl.col("out_ns")
     mostly = pl.col("in_ns") >= MOSTLY * seen_ns
     enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
     told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
-    lines = lines.filter((pl.col("line") >= 0) & pl.col("evaluates") & told & enough)
-    lines = lines.sort(["in_ns", "line"], descending=[True, False]).head(MAX_LINES)
-    found = ((users.place(line), ns) for line, ns in lines.select("line", "in_ns").rows())
-    return {place: ns / whole for place, ns in found if place is not None}, round(float(lines["in_ns"].sum()) / gap_ns)
+    lines = lines.filter(pl.col("line") >= 0)
+    ours = lines.filter(pl.col("evaluates") & told & enough)
+    # what the training code does with the results, at a line of its own
+    later = pl.col("after_ns") >= pl.max_horizontal(MIN_SAMPLES * gap_ns, MOSTLY * (seen_ns + pl.col("after_ns")))
+    lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if ours.height else ours
+    lines = lines.with_columns(ns=pl.col("in_ns") + pl.col("after_ns")).sort(["ns", "line"], descending=[True, False])
+    lines = lines.head(MAX_LINES)
+    own_ns, more_ns = float(lines["ns"].sum()), float(lines["after_ns"].sum())
+    found = {place: ns for line, ns in lines.select("line", "ns").rows() if (place := users.place(line)) is not None}
+    if more_ns >= MOSTLY * own_ns > 0:
+        rows = rows.with_columns(inner=pl.Series(at(users.line, at(users.innermost, nodes, NONE), NONE)))
+        rows = rows.filter(pl.col("line").is_in(lines["line"].implode()) & (pl.col("inner") >= 0))
+        inner = rows.group_by("inner").agg(pl.col("after_ns").sum()).sort("after_ns", "inner").tail(1).rows()
+        found |= {place: ns for line, ns in inner if (place := users.place(line)) is not None and place not in found}
+    shares = {place: ns / (whole + more_ns) for place, ns in found.items()}
+    return shares, round(own_ns / gap_ns), round(more_ns)
+
+
+def _saves(frame: Frame) -> bool:
+    return in_file(frame.file, "torch/serialization.py")
 
 
 def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -> tuple[Int32, Bools, Bools]:

@@ -298,7 +298,7 @@ def _iterators(events: Sequence[dict[str, Any]], frame: pl.DataFrame) -> list[_I
 
 
 def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | None) -> tuple[EpochFacts, ...] | None:
-    """One per loader with workers that was iterated again during training; None where there is none."""
+    """One per loader with workers that was iterated again during training, or made again; None where there is none."""
     events = [event for event in _loader_events(tables) if event["_time"] is not None]
     frame = labelled.frame.filter(pl.col("start_ns").is_not_null())
     train = frame.filter(pl.col("kind") == "train")
@@ -308,13 +308,13 @@ def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | N
     iterators, feeding = _iterators(events, frame), feeding_loader(tables, labelled)
     wall_ns = float(train["wall_ns"].sum()) + sum(one.between_ns for one in iterators if one.during)
     found = []
-    for number in sorted({one.loader for one in iterators if one.loader is not None}):
-        own = [one for one in iterators if one.loader == number]
+    for own in _by_loader(iterators):
+        numbers = {one.loader for one in own}
         workers, firsts_of = own[0].event.get("num_workers"), {one.process: one for one in reversed(own)}
         again = [one for one in own if one.during and one.made_ns is not None and firsts_of[one.process] is not one]
         if not isinstance(workers, int) or workers < 1 or not again:
             continue
-        batch_ms = loader.load_ms if loader is not None and feeding is not None and feeding["id"] == number else None
+        batch_ms = loader.load_ms if loader is not None and feeding is not None and feeding["id"] in numbers else None
         fed = pl.concat([one.steps for one in again])
         firsts = [one.steps["data_wait_ns"][0] for one in again if one.steps.height and one.steps["first_batch"][0]]
         firsts = [ns for ns in firsts if ns is not None]
@@ -332,6 +332,7 @@ def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | N
             num_workers=workers,
             persistent=str(arguments.get("persistent_workers", False)) == "True" if site else None,
             kind=next((kind for kind, _ in Counter(fed["kind"]).most_common(1)), "train"),
+            remade=len(numbers) > 1,
             restarts=len(again),
             make_ms=float(np.median(made_ns)) / 1e6,
             first_wait_ms=float(np.median(firsts)) / 1e6 if firsts else 0.0,
@@ -343,6 +344,15 @@ def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | N
         )
         found.append(fact)
     return tuple(found) or None
+
+
+def _by_loader(iterators: Sequence[_Iterator]) -> list[list[_Iterator]]:
+    """Those of one loader together, and those of loaders that were iterated once, alike and over the same data set."""
+    times, found = Counter(one.loader for one in iterators), dict[tuple[Any, ...], list[_Iterator]]()
+    for one in (one for one in iterators if one.loader is not None):
+        alike = tuple(one.event.get(name) for name in ("dataset", "num_workers", "batch_size", "length"))
+        found.setdefault((one.loader,) if times[one.loader] > 1 or alike[0] is None else alike, []).append(one)
+    return sorted(found.values(), key=lambda own: own[0].loader or 0)
 
 
 def _slower(fed: list[pl.DataFrame]) -> float:

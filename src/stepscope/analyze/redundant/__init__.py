@@ -44,6 +44,7 @@ def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
             recompute=needless_operators.recompute(own, context.sampled, known),
             wide_gradients=needless_operators.wide_gradients(own),
             wasted=wasted_operators.wasted(own),
+            made_by_updates=wasted_operators.made_by_updates(own),
             copies=extra_calls.traced_copies(own),
         )
         made.append(one)

@@ -49,7 +49,7 @@ _NOT_FORWARD = re.compile(
     r"(^|/)torch/utils/checkpoint\.py\(|(^|/)torch/autograd/__init__\.py\(\d+\): (backward|grad)$"
 )
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
-_BACKWARD_CALL = re.compile(
+BACKWARD_CALL = re.compile(
     r"(^|/)torch/_tensor\.py\(\d+\): backward$|(^|/)torch/autograd/__init__\.py\(\d+\): backward$"
 )
 _EXTRA, _OTHER, _BACKWARD = "extra", "other", "backward"
@@ -237,7 +237,7 @@ class _Calls:
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""
         span = self.span
-        backward = span.names.matching(_BACKWARD_CALL.search) & span.is_function
+        backward = span.names.matching(BACKWARD_CALL.search) & span.is_function
         calls = np.concatenate([self.roots, np.flatnonzero(backward & self.scene.mine)])
         step = self.scene.step_around(np.append(calls, rows[0]))
         calls = calls[step[:-1] == step[-1]]

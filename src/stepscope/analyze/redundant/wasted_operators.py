@@ -4,6 +4,8 @@
 - `one_hot`: a product with one-hot rows picks rows of the other matrix.
 - `dense_gradient`: the gradient of an embedding is a whole table, of which a batch touches few rows; so is its update.
 - `decomposition`: of matrices, whose many dependent steps no batch hides.
+- `history`: a backward pass goes through nodes that it went through in an earlier step, as far as a graph is kept.
+- `unused_gradient`: behind the last parameter that is updated a backward pass goes on to others, which no update has.
 
 What works on the large tensor, backward pass and update included, goes with it.
 """
@@ -15,13 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
+from stepscope.analyze.redundant.extra_calls import BACKWARD_CALL
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.spans import texts
 from stepscope.model.device_losses import WastedWork
-from stepscope.tables.arrays import Bools, Int64, flags, self_or_ancestor, unique
+from stepscope.tables.arrays import Bools, Int64, climb, flags, self_or_ancestor, unique
 
 MIN_ELEMENTS = 1 << 18  # of the large tensor: a MB in float32, as much as a core's own cache holds
 MIN_RATIO = 16  # of it by the largest input: what broadcasts a bias or a mask makes nothing larger
@@ -37,6 +41,12 @@ _DECOMPOSES = (
     r"^aten::(linalg_(svd|svdvals|qr|eig|eigh|eigvals|eigvalsh|inv|inv_ex|pinv|lstsq|matrix_exp)|svd|qr|inverse|pinverse)$"
     r"|^autograd::engine::evaluate_function: Linalg(Svd|Qr|Eig|Eigh|InvEx|Lstsq|MatrixExp)Backward\d*$"
 )
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
+_ENGINE = "autograd::engine::evaluate_function: "
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_IN_PLACE = re.compile(r"^aten::(?!(_foreach_)?(zero|fill|mul|div)_$|_amp)\w+_$")  # no clearing, clipping, unscaling
+TRAINED = 0.9  # of the gradients up to the last that is used: else an optimizer works in a way that shapes do not show
+_SHARED = ("c10d::", "nccl:", "gloo:")  # of ranks, whose optimizers may hold parts of parameters
 _Shape = tuple[int, ...]
 _Key = tuple[str, str, _Shape]  # kind, operator, the large tensor
 
@@ -61,6 +71,7 @@ class _Form(Struct, frozen=True):
 
     name: str
     dims: tuple[_Shape, ...]  # of the inputs
+    first: tuple[_Shape, ...]  # of the first input, or of all tensors of a list there
 
 
 class _Operators(Struct, frozen=True):
@@ -105,10 +116,15 @@ def _operators(scene: TrainingScene) -> _Operators:
     shapes = texts(scene.span.series("shapes").gather(rows))
     width = len(names.values)
     found, codes = np.unique(shapes.codes.astype(np.int64) * width + names.codes[rows], return_inverse=True)
-    dims = [tuple(known for one in json_list(text) if (known := sizes(one)) is not None) for text in shapes.values]
-    dims.append(())  # where there are none
+    inputs = [*map(json_list, shapes.values), []]  # the last where there are none
+    dims = [_shapes(one) for one in inputs]
+    first = [(_shapes(one[0]) if isinstance(one[0], list) else ()) or _shapes(one[:1]) if one else () for one in inputs]
     pairs = (divmod(pair, width) for pair in found.tolist())
-    return _Operators(scene, rows, codes, [_Form(names.values[name], dims[text]) for text, name in pairs])
+    return _Operators(scene, rows, codes, [_Form(names.values[name], dims[text], first[text]) for text, name in pairs])
+
+
+def _shapes(values: list[object]) -> tuple[_Shape, ...]:
+    return tuple(known for one in values if (known := sizes(one)) is not None)
 
 
 def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
@@ -117,6 +133,8 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _broadcasts(every)
     yield from _one_hots(every)
     yield from _dense_gradients(every)
+    yield from _unused_gradients(every)
+    yield from _histories(scene)
     if len(scene.found):
         return  # on a device they are a loss of launches
     decompositions = every.where(re.match(_DECOMPOSES, form.name) is not None for form in every.forms)
@@ -125,6 +143,47 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
         forward = rows[scene.span.names.starting("aten::")[rows]]
         if len(forward):
             yield ("decomposition", scene.span.names.values[scene.span.names.codes[forward[0]]], ()), rows, forward
+
+
+MAPPED_ELEMENTS = 1 << 15  # 128 KiB in float32: glibc asks the system for memory of its own from there on, at first
+_MAKES_NONE = re.compile(
+    r"_$|^aten::(empty\w*|\w*view\w*|as_strided|t|reshape|(un)?squeeze|expand|transpose|permute|slice|select|detach"
+    r"|alias|narrow|resolve_conj|resolve_neg|to|split\w*|chunk|unbind|unfold|diagonal|item|_local_scalar_dense"
+    r"|zeros|ones|full)$"
+)
+
+
+def made_by_updates(scenes: Sequence[TrainingScene]) -> float | None:
+    """Of the large tensors that operators of the host make, the part by size that optimizers make, as far as shapes
+    tell; None where none is made.
+    """
+    whole = updating = 0
+    for scene in scenes:
+        if len(scene.found) or not scene.has("shapes"):
+            continue
+        every = _operators(scene)
+        elements = np.array([_made(form) for form in every.forms] or [0], np.int64)[every.codes]
+        large = flags(len(scene.span), every.rows[elements >= MAPPED_ELEMENTS])
+        around = climb(scene.span.parent, scene.span.parent[large], large)  # operators that call others for it
+        chosen = large[every.rows] & ~np.isin(every.rows, around)
+        whole += int(elements[chosen].sum())
+        updating += int(elements[chosen & _in_optimizer(scene)[every.rows]].sum())
+    return updating / whole if whole else None
+
+
+def _in_optimizer(scene: TrainingScene) -> Bools:
+    found: Bools = self_or_ancestor(scene.span.parent, scene.span.names.matching(_OPTIMIZER.search)) >= 0
+    return found
+
+
+def _made(form: _Form) -> int:
+    """Elements of its result, about."""
+    if _MAKES_NONE.search(form.name) or not form.name.startswith("aten::"):
+        return 0
+    if form.name in _PRODUCTS and len(form.dims) >= 2:
+        left, right = form.dims[-2:]
+        return prod(left[:-1]) * right[-1] if left and right else 0
+    return max(sum(map(prod, form.first)), *map(prod, form.dims), 0)
 
 
 def _broadcasts(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
@@ -181,3 +240,69 @@ def _dense_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
         makers = every.where(form.name == _LOOKS_UP[0] and shape in form.dims for form in every.forms)
         work = every.with_shape(shape) & ~every.scene.span.names.where(_LOOKS_UP)
         yield ("dense_gradient", _DENSE, shape), outermost(every.scene, work | flags(len(work), dense)), makers
+
+
+def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """By shapes: as many parameters of one are updated as an optimizer has, or any that is changed in place; the first
+    gradients of a pass are theirs.
+    """
+    scene, span = every.scene, every.scene.span
+    if span.names.starting(*_SHARED).any():
+        return
+    left, rows = _updated(every), np.flatnonzero(scene.operators & span.names.where([_ACCUMULATES]))
+    rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
+    forward = np.sort(span.start_ns[np.flatnonzero(scene.operators & (scene.in_backward < 0))])
+    passes = np.searchsorted(forward, span.start_ns[rows])  # a pass has no other operators between its nodes
+    begins, ends = [], []
+    for number in unique(passes).tolist():
+        own, open_left = rows[passes == number], dict(left)
+        shapes = [form.dims[0] if form.dims else () for form in every.of(own)]
+        used = []
+        for shape in shapes:
+            used.append(open_left.get(shape, 0) > 0)
+            open_left[shape] = open_left.get(shape, 0) - 1
+        last = max((at for at, is_used in enumerate(used) if is_used), default=None)
+        if last is not None and last + 1 < len(own) and sum(used) >= TRAINED * (last + 1):
+            begins.append(int(span.ends(own[[last]])[0]))
+            ends.append(int(span.ends(own[[-1]])[0]))
+    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine)
+    at = np.searchsorted(begins, span.start_ns[nodes], side="right") - 1
+    nodes = nodes[(at >= 0) & (span.start_ns[nodes] < np.array([*ends, 0])[at])]
+    makers = scene.calls.forward[nodes]
+    if len(nodes):
+        yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(makers[makers >= 0])
+
+
+def _histories(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """Nodes whose number, which its thread gives once, runs in several steps: it was recorded in an earlier one."""
+    span = scene.span
+    nodes = np.flatnonzero(scene.calls.is_backward & scene.mine & (span.column("sequence") >= 0))
+    nodes = nodes[span.names.starting(_ENGINE)[nodes]]
+    numbers = {name: span.column(name, nodes) for name in ("sequence", "forward_thread")}
+    frame = pl.DataFrame({"node": nodes, "step": scene.step_around(nodes), **numbers})
+    again = frame.filter((pl.col("step") > pl.col("step").min()).over(*numbers))
+    rows = np.sort(again["node"].to_numpy())
+    calls = np.flatnonzero(span.names.matching(BACKWARD_CALL.search) & span.is_function & scene.mine)
+    if len(rows) and len(calls):
+        yield ("history", "backward", ()), rows, outermost(scene, flags(len(span), calls))
+
+
+def _updated(every: _Operators) -> dict[_Shape, int]:
+    """How many parameters of each shape an update changes, at most; nothing is known without an optimizer of torch."""
+    scene, inside = every.scene, _in_optimizer(every.scene)[every.rows]
+    found: dict[_Shape, int] = {}
+    if not inside.any():
+        return found
+    counts: dict[tuple[_Shape, str], int] = {}
+    for code, count in zip(*np.unique(every.codes[inside], return_counts=True), strict=True):
+        form = every.forms[code]
+        for shape in form.first:
+            counts[shape, form.name] = counts.get((shape, form.name), 0) + int(count)
+    for (shape, _), count in counts.items():
+        per_step = max(1, round(count / len(scene)))
+        found[shape] = min(per_step, found.get(shape, per_step))
+    for code in unique(every.codes[~inside & (scene.in_backward[every.rows] < 0)]).tolist():
+        form = every.forms[code]
+        if _IN_PLACE.match(form.name):
+            found |= dict.fromkeys(form.first, len(every.rows))
+    return found

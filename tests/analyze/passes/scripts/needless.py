@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch import nn
@@ -217,12 +218,60 @@ def wasted(kind: str) -> Steps:
         yield
 
 
+def updated(kind: str) -> Steps:
+    """All is updated by an optimizer that takes lists, or by hand; else only the last layer of two of one shape."""
+    base, head = network(), nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+    everything = [*base.parameters(), *head.parameters()]
+    trained = everything if kind == "in_lists" else [*head.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=0.1, fused=True)
+    while True:
+        inputs, labels = batch()
+        update(optimizer, F.cross_entropy(head(base(inputs)), labels))
+        with torch.no_grad():
+            for one in base.parameters() if kind == "by_hand" else ():
+                one.sub_(one.grad, alpha=0.1)
+        base.zero_grad()
+        yield
+
+
+def remembered(*, kept: bool) -> Steps:
+    """A state goes from step to step, with its graph where it is `kept`; weights are changed behind autograd's back."""
+    cell, state = nn.GRUCell(FEATURES, WIDTH), torch.zeros(BATCH, WIDTH)
+    while True:
+        for _ in range(1 if kept else 3):
+            state = cell(batch()[0], state)
+        state.square().mean().backward(retain_graph=kept)
+        state = state if kept else state.detach()
+        for one in cell.parameters():
+            one.data.sub_(one.grad, alpha=0.1)
+            one.grad = None
+        yield
+
+
+def threaded() -> Steps:
+    """Each forward pass runs in a thread of its own, as `DataParallel` has them: nodes are numbered anew."""
+    model, head, made = network(), nn.Linear(CLASSES, CLASSES), list[torch.Tensor]()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    while True:
+        inputs, labels = batch()
+        thread = Thread(target=lambda given: made.append(model(given)), args=(inputs,))
+        thread.start()
+        thread.join()
+        update(optimizer, F.cross_entropy(head(made.pop()), labels))
+        yield
+
+
+UPDATED = ("in_lists", "by_hand", "unused_gradient")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 
 LOOPS: dict[str, Steps] = {
     **{kind: wasted(kind) for kind in WASTED},
+    **{kind: updated(kind) for kind in UPDATED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    "threaded": threaded(),
+    "history": remembered(kept=True),
+    "truncated": remembered(kept=False),
     "checkpointed": checkpointed(),
     "checkpointed_reentrant": checkpointed(reentrant=True),
 }

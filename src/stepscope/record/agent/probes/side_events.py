@@ -310,12 +310,12 @@ class SitesProbe(Probe):
                 # What a subclass hands on: its own arguments are the defaults of the parameter groups.
                 defaults = args[2] if len(args) > 2 else kwargs.get("defaults")
                 args, kwargs = args[:1], dict(defaults) if isinstance(defaults, dict) else {}
-            self._write(kind, function, args, kwargs)
+            self._write(kind, function, args, kwargs, owner)
             return told_after
 
         self._around(owner, name, before, lambda told, _result, _error: told())
 
-    def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any) -> None:
         place, via = caller()
         key = (what, place)
         count = self._written.get(key, 0)
@@ -326,6 +326,8 @@ class SitesProbe(Probe):
         fields = place_fields(place)
         if via is not None:
             fields["via"] = via
+        if "." in what and isinstance(owner, type) and type(args[0]) is not owner:  # of a subclass, as TRL's are
+            fields["called"] = type(args[0]).__name__
         probe: Any = self._agent.probes.get("loader")
         if what == "DataLoader" and probe is not None:
             fields["id"] = probe.serial_of(args[0])
