@@ -25,7 +25,6 @@ from stepscope.api import open_run
 from stepscope.model import Analysis, DeviceLine, DeviceLines, DeviceTime
 from stepscope.model.device_losses import (
     ALLOCATOR,
-    ATTENTION,
     COMPILED,
     COPY_IN,
     DATA_PARALLEL,
@@ -34,7 +33,6 @@ from stepscope.model.device_losses import (
     LINALG,
     MATRIX,
     OPTIMIZER,
-    POINTWISE,
     SYNC,
     ZERO_GRAD,
     DeviceLosses,
@@ -50,12 +48,10 @@ from tests.analyze.device_scenes import (
     V100,
     Scene,
     allocations,
-    attention,
     batch_copies,
     compiled,
     decompositions,
     host_work,
-    pointwise_run,
     products,
     reads_value,
     repeated,
@@ -344,30 +340,6 @@ def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
     assert found.lines[0].via == {"direct": 10 * US, "sequence": 9 * US}
 
 
-INSTALLED = "/venv/lib/python3.11/site-packages/mine"
-
-
-@pytest.mark.parametrize(
-    ("file", "options", "expected"),
-    [
-        ("vendor/fast.py", CodeOptions(), "vendor/fast.py"),
-        ("vendor/fast.py", CodeOptions(libraries=("vendor",)), "train.py"),
-        ("vendor/fast.py", CodeOptions(libraries=("vend",)), "vendor/fast.py"),  # whole components only
-        ("vendor/fast.py", CodeOptions(maps=(("vendor", "/src/vendor"),)), "/src/vendor/fast.py"),
-        ("vendor/fast.py", CodeOptions(source_roots=("/src",), files=("/src/vendor/fast.py",)), "/src/vendor/fast.py"),
-        (f"{INSTALLED}/a.py", CodeOptions(source_roots=(INSTALLED,)), f"{INSTALLED}/a.py"),
-        ("/home/me/vllm/serve.py", CodeOptions(), "/home/me/vllm/serve.py"),
-        ("/build/x/a.py", CodeOptions(maps=(("/build", "/wrong"), ("/build/x", "/home/me"))), "/home/me/a.py"),
-        ("transformers/mine.py", CodeOptions(source_roots=("transformers",)), "transformers/mine.py"),
-    ],
-)
-def test_what_is_the_users_can_be_said(file: str, options: CodeOptions, expected: str) -> None:
-    trace = Slices()
-    frame = trace.python(f"{file}(3): go", trace.python("train.py(1): <module>"))
-    trace.kernel(0, 10, below=frame)
-    assert only(lines_of(trace, options=options)).place.file == expected
-
-
 IDLE = (SYNC, COPY_IN, ALLOCATOR, LAUNCH, COMPILED, HOST)
 WHOLE = (OPTIMIZER, ZERO_GRAD, LINALG, DATA_PARALLEL)  # own idle time and work
 
@@ -456,37 +428,8 @@ def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
     assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
 
 
-@pytest.mark.parametrize("softmax", ["aten::_softmax", "aten::_softmax_backward_data"])
-def test_attention_written_out_is_what_stands_between_its_products(softmax: str) -> None:
-    found = loss(repeated(2, 1000, lambda scene: attention(scene, softmax=softmax)), ATTENTION)
-    assert us(found.ns_per_step) == pytest.approx(500)
-    assert us(found.details["products_ns"]) == pytest.approx(200)
-    assert found.details["softmax_calls"] == 1
-
-
-def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
-    found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
-    assert us(found.ns_per_step) == pytest.approx(400)
-    assert us(found.details["runs_ns"]) == pytest.approx(500)
-
-
 TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"
 SIZES = st.integers(1, 5000)
-
-
-@pytest.mark.parametrize(
-    ("size", "kernel", "expected"),
-    [
-        ((128, 64, 64), TILED, 0.0),
-        ((64, 128, 64), TILED, 0.0),  # the tile may stand either way
-        ((129, 64, 64), TILED, 1 - 129 / 256),  # across, 64 columns would fill up 128
-        ((50257, 4096, 768), "gemm_without_a_tile", 1 - 50257 / 50264),
-        ((141, 512, 512), "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warp", 1 - 141 / 192),
-        ((64, 64, 64), "Cijk_Alik_Bljk_BBS_BH_MT32x32x256_MI16x16x1_SN_", 0.0),
-    ],
-)
-def test_what_a_kernel_fills_up(size: tuple[int, int, int], kernel: str, expected: float) -> None:
-    assert waste(size, kernel) == pytest.approx(expected)
 
 
 @given(rows=SIZES, columns=SIZES, depth=SIZES, kernel=st.sampled_from([TILED, "gemm", "x" * 5000]))
@@ -502,10 +445,3 @@ def batch(*shapes: str, op: str = "aten::linear") -> int | None:
     for number, text in enumerate(shapes):
         scene.op(op, 900 + number, 0.5, shapes=text)
     return analyze(scene.tables()).device_losses[0].batch_size
-
-
-def test_no_batch_is_told_where_layers_disagree_or_are_flat() -> None:
-    assert batch("[[8, 16, 4], [4, 4]]", "[[16, 8, 4], [4, 4]]") is None
-    assert batch("[[128, 4], [4, 4]]") is None
-    assert batch("not json", "[1, 2]", "[[]]") is None
-    assert batch() is None

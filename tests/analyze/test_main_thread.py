@@ -119,13 +119,6 @@ def test_loops_of_a_trace_without_a_journal_go_by_its_own_step_marks(category: s
     assert (loop.callee, loop.calls_per_step, loop.window_steps) == ("cross_entropy", 256, 2)
 
 
-def test_a_cyclic_tree_does_not_hang() -> None:
-    rows = [{"name": name, "category": "cpu_op", "parent": parent} for name, parent in (("aten::a", 1), ("aten::b", 0))]
-    analysis = analyze(make_tables(steps=steps_with_window(), events=[{**row, "step": 10} for row in rows]))
-    assert analysis.views is not None
-    assert {row.name for row in analysis.views.operators} == {"aten::a", "aten::b"}
-
-
 @pytest.mark.parametrize(
     ("count", "shapes", "expected"),
     [
@@ -167,15 +160,6 @@ def test_a_call_that_was_held_up_makes_no_second_loop() -> None:
     loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
     assert loops is not None
     assert [loop.callee for loop in loops] == ["aten::sum"]
-
-
-def test_a_line_of_plain_python_counts_and_a_line_that_calls_torch_does_not() -> None:
-    facts = analyze(python_tables()).python
-    assert facts is not None
-    by_line = {fact.place.line: fact for fact in facts}
-    assert by_line[20].ms_per_step == pytest.approx(50)
-    assert by_line[20].python_fraction == pytest.approx(1)
-    assert by_line[51].ms_per_step < 3  # forward: 57 of 60 ms are an operator
 
 
 def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> None:
@@ -252,11 +236,6 @@ def test_sampled_io_by_library_and_by_the_text_of_the_line() -> None:
     assert not any(fact.measured for fact in facts)
 
 
-def test_io_is_unknown_without_any_source_and_empty_when_none_was_seen() -> None:
-    assert analyze(make_tables(steps=steps_with_window(window=()))).io is None
-    assert analyze(python_tables()).io == ()
-
-
 MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1790)"
 MAIN = f"<module> ({TRAIN}:90)"
 
@@ -297,26 +276,6 @@ def calls_of(made: Tables) -> Calls:
     found = removable_calls(context.sampled, prepare_time(context.sampled, train, context.tables.quality))
     assert found is not None
     return found
-
-
-def test_a_call_holds_what_it_calls_wherever_that_is_written() -> None:
-    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
-    number = calls.number(Place(TRAIN, 22, "describe"))
-    assert number is not None
-    assert calls.place(number) == Place(TRAIN, None, "describe")
-    assert int(calls.rows.filter(pl.col("call") == number)["samples"].sum()) == 150
-    inner = calls.number(Place(TRAIN, 21, "describe.<locals>.<listcomp>"))
-    assert inner == number
-
-
-def test_the_journal_times_what_samples_only_divide() -> None:
-    """150 of 500 samples, but all that is sampled beside training stands in a part of 50 ms with 250 samples."""
-    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
-    share = calls.share(calls.number(Place(TRAIN, 22, "describe")), calls.time.rows["row"])
-    assert share is not None
-    assert share.ms == pytest.approx(50 * 150 / 250)
-    assert share.ms < share.at_most_ms < 50
-    assert share.samples == 150
 
 
 def test_a_place_no_sample_saw_has_no_call() -> None:

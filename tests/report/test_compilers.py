@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.views import select
-from stepscope.model import Diagnosis, Report
+from stepscope.model import Diagnosis
 from stepscope.model.compilers import CompilerPoint, CompilersView
 from stepscope.report.document import build, read_report, report_bytes
 from tests.dashboard.plain_pages import Page, page_of
@@ -24,10 +24,6 @@ NOTHING = Diagnosis((), ())
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return write_script(tmp_path)
-
-
-def report_of(file: str, found: CompilersView | None, diagnosis: Diagnosis = NOTHING, **changes: Any) -> Report:
-    return build(analysis(Path(file).parent, compilers=found, **changes), diagnosis)
 
 
 def shown_page(file: str, found: CompilersView | None, **changes: Any) -> Page:

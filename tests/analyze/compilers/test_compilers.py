@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import api
-from stepscope.analyze import analyze
 from stepscope.analyze.compilers import CHECKS, checks
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerCheck, CompilerSteps, CompilersView, CompileStorm
@@ -29,7 +28,7 @@ from tests.analyze.compilers.scenes import (
     xla_compiles,
     xla_counters,
 )
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import MS, T0, step_rows
 
 
 def one(causes: tuple[CompilerCause, ...], kind: str) -> CompilerCause:
@@ -80,15 +79,6 @@ def test_ids_stay_the_same_on_another_machine_and_with_other_times() -> None:
     assert not here & ids("/home/user/project/other.py", 4, [])
 
 
-def test_files_of_one_name_have_ids_of_their_own() -> None:
-    rows = [
-        compile_row(1, kind="recompile", cause="shape", file=f"/home/user/project/{folder}/model.py", line=3)
-        for folder in ("one", "two")
-    ]
-    causes = view(steps=step_rows(9), compiles=rows).causes
-    assert len({cause.id for cause in causes}) == 2
-
-
 def test_a_limit_hit_takes_function_and_line_of_the_recompilations_before_it() -> None:
     line: Row = {"cause": "int_attribute", "subject": "s.calls", "file": TRAIN, "line": 18}
     other = compile_row(8, kind="recompile", cause="shape", graph="1/7", function="other", file=TRAIN, line=99)
@@ -121,34 +111,6 @@ def check(name: str, found: CompilersView | None, recorded: bool = False) -> Com
     assert result.name == name
     assert result.judged or not result.failed
     return result
-
-
-def test_recompilations_fail_with_their_line() -> None:
-    found = view(steps=step_rows(20), compiles=[compile_row(0), *growing(1, 3, file=TRAIN, line=18)])
-    result = check("recompile", found)
-    assert result.failed
-    assert result.place == Place(TRAIN, 18)
-    assert result.text.startswith("3 recompilations, the first in step 1; tensor 'x' size mismatch")
-    assert "\n" not in result.text
-
-
-def test_a_limit_hit_fails_and_speaks_first() -> None:
-    hit = compile_row(8, kind="limit_hit", cause="int_attribute", reason="s.calls == 7", file=TRAIN, line=30, limit=8)
-    result = check("recompile", view(steps=step_rows(20), compiles=[*growing(1, 1), hit]))
-    limit = "1 refused at the limit of compiled versions"
-    assert (result.text, result.place) == (
-        f"1 recompilation, {limit}, the first in step 1; s.calls == 7",
-        Place(TRAIN, 30),
-    )
-
-
-def test_graph_breaks_fail() -> None:
-    broken = {"step": 0, "kind": "graph_break", "cause": "item", "reason": "Tensor.item()", "file": TRAIN, "line": 7}
-    found = view(steps=step_rows(20), compiles=[compile_row(0), broken])
-    result = check("graph-break", found)
-    assert (result.failed, result.place) == (True, Place(TRAIN, 7))
-    assert result.text == "1 graph break, the first in step 0; Tensor.item()"
-    assert not check("recompile", found).failed
 
 
 @pytest.mark.parametrize(
@@ -277,14 +239,6 @@ def test_steps_after_the_limit_are_compared_with_those_before_it() -> None:
     assert (limit.after_ms, limit.after_steps) == pytest.approx((10, 31))
 
 
-@pytest.mark.parametrize("kind", ["compile", "recompile", "limit_hit"])
-@pytest.mark.parametrize("backend", ["torch.compile", "torch_xla"])
-def test_steps_that_compile_are_not_steady(kind: str, backend: str) -> None:
-    row = compile_row(20, kind=kind, backend=backend)
-    (facts,) = analyze(make_tables(steps=step_rows(40, first_batch=False), compiles=[row])).steps
-    assert facts.excluded == {"warmup": 1, "compile": 1}
-
-
 event = st.tuples(
     st.integers(0, 9), st.floats(0, 25), st.floats(0, 25), st.sampled_from(["compile", "recompile", "limit_hit"])
 )
@@ -369,25 +323,6 @@ def test_known_sequences(made: object, per_step: list[int], whole_run: bool, win
     assert (storm.windows, storm.first_window_step) == (windows, first)
 
 
-@pytest.mark.parametrize("made", [live, offline])
-def test_a_late_compile_follows_a_quiet_time(made: object) -> None:
-    storm = made(LATE)  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before, storm.late_steps) == (100, 99, 40)
-    storm = made([1] + [0] * 49 + [1])  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before) == (None, None)
-    storm = made([1] + [0] * 50 + [1])  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before) == (51, 50)
-
-
-def test_a_storm_in_evaluation_is_found_and_named() -> None:
-    train = step_rows(100)
-    evaluation = step_rows(30, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
-    (storm,) = view(steps=train + evaluation, compiles=[compile_row(step) for step in (0, *range(100, 130))]).storms
-    assert (storm.kind, storm.first_window_step, storm.windows) == ("eval", 112, 18)
-    assert storm.late_ms == pytest.approx(80)
-    assert storm.late_share == pytest.approx(80 / (900 + 200))
-
-
 def test_without_steps_nothing_is_said() -> None:
     found = view(compiles=[compile_row(None)])
     assert found.storms == ()
@@ -397,7 +332,6 @@ def test_without_steps_nothing_is_said() -> None:
 XLA = Path(__file__).resolve().parents[4] / "shared" / "traces" / "torch_xla"
 needs_xla = pytest.mark.skipif(not XLA.is_dir(), reason=f"the reports of torch_xla are not at {XLA}")
 STEPS = counter("MarkStep", 15)
-EXECUTIONS = metric("ExecuteTime", 30, 5e6)
 
 
 def texts(*rows: dict[str, object], **tables: object) -> list[str]:
@@ -448,15 +382,6 @@ def test_a_log_that_knows_steps_alone_does_not_make_counts_zero() -> None:
     assert found.storms[0].whole_run
     assert [warning.text for warning in found.warnings] == ["CompileTime too frequent: 16 counts during 15 steps"]
     assert found.steps[0].compile_ms is None
-
-
-def test_the_estimate_needs_rates_and_trusts_many_samples_of_executions_alone() -> None:
-    steps = counter("MarkStep", 2000)
-    assert view(counters=[EXECUTIONS, steps]).backends[0].step_estimate_ms is None
-    busy = metric("LazyTracing", 90_000, 1e9, samples_per_second=1000.0)  # a ring of 1,024: seen for a second
-    executions = metric("ExecuteTime", 2000, 1e9, samples_per_second=100.0)
-    assert view(counters=[busy, steps]).backends[0].step_estimate_ms == pytest.approx(1.024e3 / 2000)
-    assert view(counters=[busy, executions, steps]).backends[0].step_estimate_ms == pytest.approx(10)
 
 
 def test_facts_of_torch_compile() -> None:

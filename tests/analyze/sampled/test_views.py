@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import LoaderWait, SampledViews
 from stepscope.read.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
-from tests.records import replace
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -40,29 +38,8 @@ def stack(frames: Sequence[str], samples: int, phase: str = "other", **more: Any
     return {"frames": frames, "samples": samples, "phase": phase, "start_ns": None, "end_ns": None, **more}
 
 
-def loop_of(*stacks: dict[str, Any]) -> tuple[dict[str, float], float | None]:
-    """The phases of a loop without steps, and the share of it in the loader."""
-    views = views_of(Context(make_tables(stacks=stacks)))
-    assert views is not None
-    return views.phases, views.waits[0].wait_share if views.waits else None
-
-
 def at(function: str, line: int) -> str:
     return f"{function} ({TRAIN}:{line})"
-
-
-def test_the_loop_is_the_function_that_fetches_and_trains() -> None:
-    epoch = [at("<module>", 90), at("main", 80), at("train_epoch", 31)]
-    phases, wait = loop_of(
-        stack([at("<module>", 90), at("main", 70), "randn (torch/x.py:3)"], 500),  # sets up
-        stack([at("<module>", 90), at("main", 80), at("train_epoch", 20), f"__init__ ({LOADER}:3)"], 100),
-        stack([*epoch, *NEXT], 60, "data_wait"),
-        stack([*epoch[:2], at("train_epoch", 33), *CALL], 20, "forward"),
-        stack([*epoch[:2], at("train_epoch", 34), *BACKWARD], 15, "backward"),
-        stack([*epoch[:2], at("train_epoch", 36)], 5),
-    )
-    assert phases == pytest.approx({"data_wait": 0.6, "forward": 0.2, "backward": 0.15, "other": 0.05})
-    assert wait == pytest.approx(0.6)
 
 
 def test_what_cannot_be_said_has_a_reason() -> None:
@@ -74,12 +51,6 @@ def test_what_cannot_be_said_has_a_reason() -> None:
     assert views.absent["phases"] == views.absent["waits"] == no_loop
     assert views.absent["slow_steps"] == "the samples of this run carry no time"
     assert views.absent["rank_lines"] == "no stack was sampled in a training loop"
-
-
-def test_stacks_of_memory_have_no_views() -> None:
-    tables_of = make_tables(stacks=[stack([at("main", 3)], 10)])
-    in_bytes = tables_of.segments.with_columns(unit=pl.lit("bytes"))
-    assert views_of(Context(replace(tables_of, segments=in_bytes))) is None
 
 
 def test_everything_together_with_times() -> None:

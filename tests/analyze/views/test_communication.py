@@ -171,12 +171,6 @@ def test_size_and_bus_bandwidth_follow_the_nccl_tests(
     assert row.bus_bytes_per_s == expected
 
 
-def test_unknown_type_gives_no_size_and_no_bandwidth():
-    row = with_arguments(dtype="Quantum")
-    assert (row.dtype, row.message_bytes, row.total_bytes) == ("Quantum", None, None)
-    assert (row.algorithm_bytes_per_s, row.bus_bytes_per_s) == (None, None)
-
-
 def test_output_of_all_gather_is_its_size():
     trace = Slices()
     around(
@@ -356,30 +350,6 @@ def test_clocks_of_hosts_are_not_compared(tmp_path: Path):
     assert here == apart
 
 
-def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
-    made = [Rank(rank, 4) for rank in range(4)]
-    for rank in made:
-        members = (0, 1) if rank.rank < 2 else (2, 3)
-        rank.collective(0, 10 + rank.rank, group="1", ranks=members, sequence=1)
-    found = seen(tmp_path, *made)
-    assert sorted((row.group, row.workers, row.calls, row.transferring_ns) for row in found.collectives) == [
-        ("1 [0, 1]", 2, 1, 10 * US),
-        ("1 [2, 3]", 2, 1, 12 * US),
-    ]
-
-
-def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
-    for name in ("a", "b"):
-        rank = Rank(0)
-        rank.collective(0, 10)
-        rank.write(tmp_path / f"{name}.json")
-    found = communication.distributed(opened(tmp_path))
-    assert found is not None
-    assert [worker.span.worker for worker in found.workers] == ["a", "b"]
-    assert (found.matched, found.missing_ranks) == (1, ())
-    assert any("guessed" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
@@ -509,12 +479,6 @@ def test_nested_folders_mixed_with_event_files(tmp_path: Path):
         for span in (1, 2)
     ]
     assert "2 folders" in str(communication.why_not_distributed(found))
-
-
-def test_spans_are_numbered_by_their_time_and_not_by_their_name(tmp_path: Path):
-    write(tmp_path / "worker0.999999999999.pt.trace.json")
-    write(tmp_path / "worker0.1000000000000.pt.trace.json")
-    assert [span.ref.trace.split(".")[1] for span in opened(tmp_path).spans] == ["999999999999", "1000000000000"]
 
 
 def test_ranks_that_share_a_name_are_told_apart(tmp_path: Path):

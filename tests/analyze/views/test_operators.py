@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
 from stepscope.model.views import OperatorRow
-from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN
 from tests.analyze.traces import US, Nested, base_of
 from tests.builders import T0
@@ -28,13 +26,6 @@ def rows(base: Base, **options: Any) -> dict[str, OperatorRow]:
 
 def us(ns: float | None) -> float | None:
     return None if ns is None else ns / US
-
-
-def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str, OperatorRow]:
-    """The table of a run, as its report has it."""
-    views = analyze(recorded, sources).views
-    assert views is not None
-    return {row.name: row for row in views.operators}
 
 
 @pytest.mark.parametrize("call", ["Sequential", "relu"])
