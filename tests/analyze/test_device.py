@@ -127,10 +127,6 @@ def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
 LINEAR = "torch/nn/modules/linear.py(120): forward"
-STACK = (
-    "/opt/conda/lib/python3.7/site-packages/torch/nn/functional.py(2263): batch_norm;"
-    "/opt/conda/lib/python3.7/site-packages/torchvision/models/resnet.py(125): forward;train.py(46): <module>"
-)
 
 
 def lines_of(*traces: Slices, options: CodeOptions | None = None, **more: Any) -> DeviceLines:
@@ -184,21 +180,6 @@ def test_a_backward_kernel_belongs_to_the_line_of_its_forward_operator(
 ) -> None:
     found = only(lines_of(backward_trace(**made)))
     assert (found.place.file, found.place.line, found.via) == ("train.py", line, {via: 10 * US})
-
-
-def test_call_stacks_of_old_traces_give_exact_lines_in_both_directions() -> None:
-    trace = Slices()
-    outer = trace.add("Operator", "aten::batch_norm", call_stack=STACK, sequence=3, forward_thread=0)
-    inner = trace.add("Operator", "aten::cudnn_batch_norm", parent=outer)
-    trace.kernel(0, 10, below=inner)
-    node = trace.add("Operator", "CudnnBatchNormBackward", 50, sequence=3, forward_thread=BACK_THREAD)
-    trace.kernel(50, 20, below=node, forward=inner, forward_method="flow")
-
-    line = only(lines_of(trace))
-
-    assert (line.place.file, line.place.line, line.place.function) == ("train.py", 46, "<module>")
-    assert line.via == {"flow": 20 * US, "direct": 10 * US}
-    assert line.exact_line
 
 
 def test_what_has_no_line_has_a_reason() -> None:
@@ -361,20 +342,6 @@ def loss(scene: Scene, kind: str, *gpus: dict[str, Any]) -> Loss:
 
 def us(ns: float) -> float:
     return ns / 1000
-
-
-def test_a_wait_of_the_loader_is_the_loaders() -> None:
-    def fill(scene: Scene) -> None:
-        scene.kernel(SGEMM, 10, 100)
-        scene.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 120, 200)
-        scene.call("cudaStreamSynchronize", 130, 180)
-        scene.kernel(SGEMM, 330, 60)
-
-    found = losses(repeated(3, 400, fill))
-    assert found.of(SYNC) is None
-    launches = some(found.of(LAUNCH))
-    # before and behind the loader, and from the last kernel to the next step's first
-    assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
 
 
 def test_without_its_cause_no_idle_time_is_told(tmp_path: Path) -> None:

@@ -144,24 +144,6 @@ def test_any_text_is_survived_as_a_shape(count: int, texts: list[str]) -> None:
     explain(count, pl.Series(texts, dtype=pl.String))
 
 
-def test_a_call_that_was_held_up_makes_no_second_loop() -> None:
-    """The first iteration stood still for as long as twenty others between its two calls."""
-    steps = steps_with_window()
-    trace = Trace()
-    for row in steps:
-        if row["in_window"]:
-            trace.add("train.py(3): update", row["start_ns"], 80 * MS, step=row["step"])
-            at = row["start_ns"]
-            for i in range(100):
-                trace.add("aten::argmax", at, 100 * US, step=row["step"], category="cpu_op")
-                at += 10 * MS if i == 0 else 200 * US
-                trace.add("aten::sum", at, 150 * US, step=row["step"], category="cpu_op")
-                at += 300 * US
-    loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
-    assert loops is not None
-    assert [loop.callee for loop in loops] == ["aten::sum"]
-
-
 def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> None:
     pillow = analyze(python_tables(leaf="paste (/venv/lib/python3.11/site-packages/PIL/Image.py:3)")).python
     torch = analyze(python_tables(leaf=f"linear ({TORCH}/nn/functional.py:3)")).python

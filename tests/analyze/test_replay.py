@@ -89,6 +89,20 @@ def test_unchanged_a_replay_is_the_recording(name: str) -> None:
     assert all(what_if.mean_ns <= found.unchanged_mean_ns for what_if in found.what_ifs)
 
 
+def test_a_wait_that_another_one_takes_over_gains_little() -> None:
+    """The loader of the next step waits for the same kernel."""
+
+    def fill(scene: Scene) -> None:
+        ahead(scene, SGEMM, 20, 500, launched=10)
+        scene.call("cudaDeviceSynchronize", 30, 495)
+        scene.mark(FETCH, 530, 400)
+        scene.call("cudaDeviceSynchronize", 540, 5)
+
+    found = replayed(repeated(5, 1000, fill))
+    # the host comes to the fetch at 35, whose wait then lasts until the kernel is done
+    assert without_us(found, SYNC) == pytest.approx(1000 - 10, abs=10)
+
+
 def test_fused_kernels_save_their_launches_where_the_host_is_late_and_their_time_where_it_is_not() -> None:
     names = (TENSOR, ADD, ADD, ADD)  # of the run of three all but one go
 
@@ -108,6 +122,21 @@ def test_fused_kernels_save_their_launches_where_the_host_is_late_and_their_time
     for found in (slow, quick):
         what_if = some(found.of(POINTWISE))
         assert what_if.never_late_mean_ns == 480_000
+
+
+def test_values_that_a_loop_reads_one_by_one_go_with_the_loop() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 200)
+        for number in range(10):
+            at = 220 + 50 * number
+            item = scene.op("aten::item", at, 30)
+            copy = scene.call("cudaMemcpyAsync", at + 2, 10, item)
+            scene.work("Memcpy DtoH (Device -> Pinned)", at + 14, 2, launch=copy, op=item, category="gpu_memcpy")
+            scene.call("cudaStreamSynchronize", at + 13, 6, item)
+        scene.kernel(SGEMM, 720, 280)
+
+    # from the first item's begin to the last one's end
+    assert without_us(replayed(repeated(5, 1000, fill)), SYNC) == pytest.approx(1000 - 480, abs=1)
 
 
 def test_tensor_cores_are_replayed_at_the_rates_the_rule_asks_for() -> None:

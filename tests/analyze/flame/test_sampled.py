@@ -123,21 +123,6 @@ def test_every_box_holds_both_sides(one: dict[tuple[str, ...], int], two: dict[t
     }
 
 
-def test_runs_with_steps_are_compared_per_step() -> None:
-    fast = run_of({("main", "read"): 50, ("main", "train"): 50}, steps=steps(wall_ms=10))
-    slow = run_of({("main", "read"): 50, ("main", "train"): 30, ("main", "log"): 20}, steps=steps(wall_ms=20))
-
-    graph = flame_diff(fast, slow)
-    assert tree(graph).unit == "ms per step"
-    assert both(graph) == {
-        (): (pytest.approx(10), pytest.approx(20)),
-        ("main",): (pytest.approx(10), pytest.approx(20)),
-        ("main", "read"): (pytest.approx(5), pytest.approx(10)),
-        ("main", "train"): (pytest.approx(5), pytest.approx(6)),
-        ("main", "log"): (0, pytest.approx(4)),
-    }
-
-
 def test_where_one_side_knows_no_steps_the_other_is_scaled_to_the_same_total() -> None:
     graph = flame_diff(run_of({("main", "a"): 30, ("main", "b"): 10}, steps=steps()), run_of({("main", "a"): 8}))
 

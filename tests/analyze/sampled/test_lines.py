@@ -206,18 +206,6 @@ def test_the_line_that_only_slow_steps_run_is_named_first() -> None:
     assert line.leaf == f"{SAVING}:save"
 
 
-def test_the_rarely_sampled_line_is_not_named() -> None:
-    tables = run(WALLS)
-    rare = [{**row, "end_ns": row["start_ns"] + MS} for row in tables["stretches"] if row["frames"] == SAVE]
-    rest = [
-        {**row, "start_ns": row["start_ns"] + MS, "frames": LOG} for row in tables["stretches"] if row["frames"] == SAVE
-    ]
-    others = [row for row in tables["stretches"] if row["frames"] != SAVE]
-    found, _ = facts_of(**{**tables, "stretches": [*others, *rare, *rest]})
-    assert found is not None
-    assert [line.place.line for line in found.lines] == [15]
-
-
 def test_without_times_nothing_is_said() -> None:
     rows = run(WALLS)
     assert facts_of(steps=rows["steps"], stacks=rows["stacks"]) == (None, "the samples of this run carry no time")

@@ -18,7 +18,7 @@ from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import communication
 from stepscope.engine import spans as base
-from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
+from stepscope.engine.collective_names import is_collective_kernel, kind_of
 from stepscope.engine.spans import Base
 from stepscope.model.views import CollectiveRow, Distributed, WorkerShare
 from tests.analyze.shared_traces import TRACES, needs_traces
@@ -230,19 +230,6 @@ def test_kernels_of_collectives(name: str, kind: str | None):
 )
 def test_other_kernels_are_none(name: str):
     assert not is_collective_kernel(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        *(("nccl:all_reduce", True), ("gloo:broadcast", True), ("c10d::allreduce_", True)),
-        *(("record_param_comms", True), ("_c10d_functional::all_gather_into_tensor", True)),
-        *(("symm_mem::multimem_all_reduce_", True), ("_C_custom_ar::all_reduce", True), ("vllm::all_reduce", True)),
-        *(("fsdp::all_gather_copy_in", False), ("aten::_scaled_mm", False), ("aten::gather", False)),
-    ],
-)
-def test_host_calls_of_collectives(name: str, call: bool):
-    assert is_collective_call(name) is call
 
 
 def test_two_collectives_at_once_are_exposed_once():
