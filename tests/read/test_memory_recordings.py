@@ -213,16 +213,6 @@ def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     assert recording.problems == ()
 
 
-def test_equal_stacks_get_one_number(tmp_path: Path):
-    recording = read_snapshot(tmp_path, used().snapshot())
-    assert recording.stack[1] == recording.stack[3] != recording.stack[2]
-    assert len(recording.stacks) == 3
-    assert recording.stacks[recording.stack[2]] == tuple(
-        Place(frame["filename"], frame["line"] or None, frame["name"]) for frame in stack(12)
-    )
-    assert recording.stacks[recording.stack[2]][2].file == FILE
-
-
 def test_each_device_is_a_recording(tmp_path: Path):
     one, other = used().snapshot(), used().snapshot(device=2)
     both = {
