@@ -119,24 +119,6 @@ def ranked(rank: int, process: str | None = None, count: int = 40, **fields: Any
     return step_rows(count, rank=rank, process=process or f"rank-{rank}", **fields)
 
 
-def test_ranks_are_measured_over_the_same_steps() -> None:
-    """Rank 1 takes longer to warm up, rank 0 is in a window for a while and carries a monitor once: no such step counts
-    on any rank."""
-    first, second = ranked(0), ranked(1, forward_ms=5)
-    for row in second[:4]:
-        row.update(wall_ns=200 * MS)
-    for row in first[20:23]:
-        row.update(in_window=True, wall_ns=300 * MS)
-    for row in second[20:23]:
-        row.update(wall_ns=300 * MS)  # it waits for rank 0, whose window is
-    first[30]["wall_ns"] = second[30]["wall_ns"] = 50 * MS
-    found = of_steps([*first, *second], journal=[{"kind": "monitor", "step": 30, "measured": ["norms"], "time_ns": T0}])
-
-    assert (found.steps, found.dropped) == (40 - 4 - 3 - 1, 4)
-    assert found.mean_ms == pytest.approx(11)
-    assert parts(found)["forward"] == pytest.approx(4)
-
-
 def test_samples_of_ranks_add_up() -> None:
     found = of_steps([*ranked(0, samples=8), *ranked(1, samples=16), *ranked(2, samples=None)])
 

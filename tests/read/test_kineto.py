@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -436,21 +435,6 @@ def test_spans_of_one_worker_are_one_rank(tmp_path: Path):
         trace(tmp_path / "run" / name)
     run = read_paths([tmp_path])
     assert ranks(run) == {"rank-0": [names[0], names[1].removesuffix(".gz")], "rank-1": [names[2]]}
-
-
-def test_ranks_are_given_once(tmp_path: Path):
-    for name in ("a", "b"):
-        trace(tmp_path / "guessed" / f"{name}.json")
-    trace(tmp_path / "guessed" / "z.json", 0, 3)
-    expected = {"rank-0": ["z.json"], "rank-1": ["a.json"], "rank-2": ["b.json"]}
-    assert ranks(read_paths([tmp_path / "guessed"])) == expected
-    shutil.rmtree(tmp_path / "guessed")
-    trace(tmp_path / "a" / "rank0.json", 0, 2)
-    trace(tmp_path / "b" / "rank0.json", 0, 2)
-    run = read_paths([tmp_path])
-    assert [rank.traces[0].path.parent.name for rank in run.ranks] == ["a", "b"]
-    assert [rank.rank for rank in run.ranks] == [0, 1]
-    assert run.losses.counts == {"duplicate_ranks": 1}
 
 
 def test_foreign_files_in_a_folder(tmp_path: Path):

@@ -99,26 +99,6 @@ def test_frames_are_read_from_the_right(text: str, frame: Frame):
     assert stacks(f"{HEAD}<module> (x.py:1);{text} 8\n")[0].frames[1:] == (frame,)
 
 
-FORK_SERVER = "python -B -c from multiprocessing.forkserver import main; main(8, 9, ['__main__'])"
-
-
-def test_chains_of_processes_and_what_they_are():
-    source = PySpyRaw(Path("x"))
-    lines = [
-        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";thread (1): MainThread;r (run.py:1) 1',
-        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";process 2:"python -u --key abc-secret";'
-        "thread (2): MainThread;f (t.py:1) 2",
-        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";thread (3): MainThread;f (t.py:1) 3',
-        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";process 4:"{FORK_SERVER}";thread (4): M;f (t.py:1) 4',
-        'process 2:"python -u t.py";process 5:"python -c from multiprocessing.resource_tracker import main;main(5)";'
-        "thread (5): MainThread;f (t.py:1) 5",
-    ]
-    found = list(source.parse([lines], FrameNames(), Losses()))
-    assert [stack.pids for stack in found] == [(1,), (1, 2), (2, 3), (2, 3, 4), (2, 5)]
-    assert source.hints == {1: "launcher", 3: "helper", 4: "spawned", 5: "helper"}
-    assert "secret" not in repr(found)
-
-
 def test_deep_stacks_and_hostile_parentheses():
     (stack,) = stacks(f"{HEAD}{';'.join(['deep (edge.py:17)'] * 3000)} 1\n")
     assert len(stack.frames) == 3000

@@ -419,25 +419,6 @@ def test_the_limit_by_wording_where_the_structure_is_missing(kind: str, reason: 
     assert is_limit_hit({"graph": "3/8", "fail_type": kind, "fail_reason": reason})
 
 
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("user torch_xla.sync", "user_sync"),
-        ("user mark_step", "user_sync"),
-        ("torch_xla.sync in parallel loader at step end", "loader_sync"),
-        ("torch_xla.sync when exiting a profiler StepTrace region", "user_sync"),
-        ("torch_xla.compile", "user_sync"),
-        ("torch_xla.sync when dynamo processing input graphs", "dynamo"),
-        ("dynamo is compiling a FX graph to HLO", "dynamo"),
-        ("most likely user code trying to access tensor value before torch_xla.sync", "read_value"),
-        ("the moon is full", "unknown"),
-        (None, None),
-    ],
-)
-def test_causes_of_torch_xla(text: str | None, cause: str | None):
-    assert xla_cause(text) == cause
-
-
 MARKS = (
     "L['", "']", "  # ", "(HINT: ", "\n", "tensor '", "' size mismatch at index ", "User stack trace:", 'File "',
     "Graph break in user code at ", "Reason:", "not ", "(" * 50, "0/0: ", " == ", "\ud800",
