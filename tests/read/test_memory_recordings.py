@@ -189,8 +189,9 @@ def used() -> Allocator:
     return allocator
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("name", ["snapshot.pickle.gz", "snapshot"])
+@pytest.mark.parametrize(
+    ("protocol", "name"), [(protocol, "snapshot" + ".pickle.gz" * (protocol % 2)) for protocol in range(6)]
+)
 def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     recording = read_snapshot(tmp_path, used().snapshot(), name=name, protocol=protocol)
     assert (recording.source, recording.worker, recording.device) == ("snapshot", "snapshot", "cuda:0")

@@ -325,7 +325,6 @@ def test_bad_lines_are_counted(tmp_path: Path, reader: type[Collapsed]):
     assert parsed.skipped_records == 6
 
 
-TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
 DEEP = ";".join(["a_function_of_some_length (/a/path/of/some/length/module.py:17)"] * 4000)
 KNOWN = {
     "py-spy raw": [

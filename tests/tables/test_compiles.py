@@ -1,6 +1,6 @@
 """The table of compilations: events of journals, spans and copies of traces, and what the messages of compilers mean.
 
-`messages.jsonl` holds texts that torch 2.6, 2.9 and 2.13 wrote, one per case and version, and guards of torch's source
+`messages.jsonl` holds texts that torch 2.6, 2.9 and 2.13 wrote, each wording once, and guards of torch's source
 ("source"), each with what it says.
 """
 

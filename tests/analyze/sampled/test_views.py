@@ -26,7 +26,6 @@ needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samp
 TRAIN = "/home/user/project/train.py"
 LOADER = "torch/utils/data/dataloader.py"
 NEXT = [f"_BaseDataLoaderIter.__next__ ({LOADER}:725)", "select (selectors.py:415)"]
-CALL = ["Module._call_impl (torch/nn/modules/module.py:1790)", f"Net.forward ({TRAIN}:3)"]
 BACKWARD = ["Tensor.backward (torch/_tensor.py:623)", "_engine_run_backward (torch/autograd/graph.py:979)"]
 
 

@@ -113,6 +113,3 @@ def test_a_broken_tree_ends() -> None:
     trace.operator("aten::b", 0, 10, first)
     trace.add("python_function", "f.py(1): f", 0, 10, parent=2)
     assert sum(row.calls for row in operators.table(base_of(trace.tables()))) == 2
-
-
-FILE = "/home/user/project/train.py"
