@@ -95,28 +95,6 @@ def test_a_slew_in_a_window_is_a_change_of_the_rate(from_s: int, to_s: int, ppm:
         assert abs(made.error(clocks, piece)) <= some(piece.bound_ns)
 
 
-@pytest.mark.parametrize("per_host", [2, 8])
-@pytest.mark.parametrize("which", ["always", "late", "now and then"])
-def test_a_rank_that_works_inside_its_collectives_is_no_clock(per_host: int, which: str) -> None:
-    made = Hosts(8, per_host, seed=9)
-    for step in range(20):
-        works = which == "always" or (which == "late" and step >= 12) or (which == "now and then" and step % 3 == 0)
-        late = (lambda rank: 9.8e6 * (rank == per_host)) if works else None
-        made.call((step + 0.5) * 1e9, work_ns=late)
-        made.call((step + 0.8) * 1e9, "all_gather", LARGE)
-    clocks = estimate(made.members(), made.names)
-    for piece in others(clocks):
-        assert piece.claimed
-        assert piece.step_ns is None
-        assert piece.bound_ns is not None
-        assert abs(made.error(clocks, piece)) <= min(piece.bound_ns, 100 * US)
-        assert piece.bound_ns < 2 * MS
-    if which == "always":
-        (reason,) = {piece.reason for piece in clocks.pieces if piece.reason}
-        assert f"rank {per_host} ends all_reduce" in reason
-        assert "work, not its clock" in reason
-
-
 def test_one_rank_and_one_kind_of_collective_are_bounded_by_order() -> None:
     """Nothing tells them from work; that nobody leaves before the last has come holds of them, too."""
     made = Hosts(3, 1, seed=11)

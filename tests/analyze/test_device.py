@@ -126,7 +126,6 @@ def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
 
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
-LINEAR = "torch/nn/modules/linear.py(120): forward"
 
 
 def lines_of(*traces: Slices, options: CodeOptions | None = None, **more: Any) -> DeviceLines:
@@ -144,42 +143,6 @@ def places(found: DeviceLines) -> dict[tuple[str, int | None], int]:
 def only(found: DeviceLines) -> DeviceLine:
     (line,) = found.lines
     return line
-
-
-def backward_trace(*, forward: bool = True, custom: bool = False) -> Slices:
-    """A kernel below an operator of the backward pass, which runs below `loss.backward()`."""
-    trace = Slices()
-    loss = trace.python("train.py(5): loss")
-    ahead = trace.add("cpu_op", "aten::mul", parent=trace.python(LINEAR, loss), sequence=7, forward_thread=0)
-    call = trace.python("torch/_tensor.py(500): backward", trace.python("train.py(40): step"))
-    node = trace.add(
-        "cpu_op",
-        "autograd::engine::evaluate_function: MulBackward0",
-        100,
-        parent=call,
-        sequence=7,
-        forward_thread=BACK_THREAD,
-    )
-    below = trace.python("train.py(60): backward", node) if custom else node
-    operator = trace.add("cpu_op", "aten::mul", 100, parent=below)
-    link = {"forward": ahead, "forward_method": "sequence"} if forward else {}
-    trace.kernel(110, 10, below=operator, operator=operator, **link)
-    return trace
-
-
-@pytest.mark.parametrize(
-    ("made", "line", "via"),
-    [
-        ({}, 5, "sequence"),
-        ({"forward": False}, 40, "direct"),  # without its forward operator: to the call of backward
-        ({"custom": True}, 60, "direct"),  # a backward function of the user's own
-    ],
-)
-def test_a_backward_kernel_belongs_to_the_line_of_its_forward_operator(
-    made: dict[str, bool], line: int, via: str
-) -> None:
-    found = only(lines_of(backward_trace(**made)))
-    assert (found.place.file, found.place.line, found.via) == ("train.py", line, {via: 10 * US})
 
 
 def test_what_has_no_line_has_a_reason() -> None:

@@ -61,26 +61,6 @@ def test_two_of_the_users_over_one_data_set_are_not_chosen_between() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "framework"),
-    [
-        ([("lightning.Trainer", None)], "lightning"),
-        ([("lightning.Fabric", None)], "fabric"),
-        ([(ARGUMENTS, None), ("accelerate.Accelerator", "transformers/trainer.py")], "transformers"),
-        ([("accelerate.Accelerator", None)], "accelerate"),
-        ([("accelerate.Accelerator", "transformers/trainer.py")], None),
-        ([("skorch.NeuralNet", "skorch/classifier.py")], "skorch"),
-        ([(ARGUMENTS, "trl/trainer/sft_config.py")], "transformers"),
-        ([("AdamW", None), ("GradScaler", None)], None),
-    ],
-)
-def test_the_framework_is_the_one_that_the_user_told_its_settings(
-    told: list[tuple[str, str | None]], framework: str | None
-) -> None:
-    found = analyzed(*(site(5, what=what, via=via) for what, via in told)).settings
-    assert (found.framework if found is not None else None) == framework
-
-
-@pytest.mark.parametrize(
     ("name", "package", "framework", "line"),
     [("Accelerate", "accelerate", "accelerate", None), ("HF Trainer", "transformers", "transformers", 12)],
 )

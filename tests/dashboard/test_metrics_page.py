@@ -97,14 +97,6 @@ def test_smoothing_says_so_and_leaves_the_values(run: api.Run) -> None:
     assert smooth["values"][120] is None
 
 
-def test_over_time_all_values_stand_where_they_were_kept(run: api.Run) -> None:
-    chart = part(page(run, "metrics", over="time"), "m-train-loss")
-    assert (chart["x"]["unit"], chart["select"]) == ("s", None)
-    assert chart["x"]["values"][:2] == pytest.approx([0.015, 0.025])
-    saved = next(mark for mark in chart["marks"] if mark["label"] == "checkpoint")
-    assert saved["from"] == pytest.approx(1.515)
-
-
 def test_what_happened_is_marked(run: api.Run, tmp_path: Path) -> None:
     marks = part(page(run, "metrics"), "m-train-loss")["marks"]
     assert [(mark["from"], mark["label"]) for mark in marks] == [
