@@ -215,6 +215,20 @@ def test_memory(tmp_path: Path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("categories", "device"),
+    [
+        (["cpu_op"], "cpu"),
+        (["cpu_op", "kernel"], "cuda"),
+        (["cpu_op", "mtia_ccp_events"], "mtia"),
+        (["cpu_op", "kernel", "xpu_runtime"], "xpu"),
+        (["something"], None),
+    ],
+)
+def test_kind_of_device(tmp_path: Path, categories: list[str], device: str | None):
+    assert take_in(tmp_path, FakeSource([{"category": name} for name in categories]))[0].device == device
+
+
 MS = 1_000_000
 
 
