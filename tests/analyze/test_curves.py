@@ -72,6 +72,15 @@ def test_telemetry_is_laid_on_the_steps(run: api.Run) -> None:
     assert not rows(run, name="reserved")
 
 
+def test_a_curve_in_a_line_counts_what_is_not_finite(run: api.Run) -> None:
+    (loss,) = rows(run, name="loss", group="curve")
+    assert (loss.points, loss.first, loss.last, loss.lowest, loss.highest) == (3, 2.0, 2.0, 2.0, 2.0)
+    assert (loss.not_finite, loss.not_finite_step) == (2, 1)
+    names = [row.name for row in rows(run, group="curve")]
+    assert names[0] == "train/loss"
+    assert len(names) == len(set(names))
+
+
 def test_what_is_not_there_has_a_reason(run: api.Run) -> None:
     assert "--group curve" in str(run.table("metrics", Selection(name="nothing")).absent)
     with pytest.raises(UsageError, match="no such worker; there are rank-0"):

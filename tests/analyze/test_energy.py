@@ -342,3 +342,14 @@ def test_a_damaged_recording_gives_figures_or_reasons(
     figures += [figure for one in found.domains for figure in (one.joules, one.mean_w, one.sampled_ratio)]
     assert all(0 <= figure < float("inf") for figure in figures if figure is not None)
     rows(Source(Context(tables)), "metrics", Selection(name="sys/"))
+
+
+def test_curves_hold_power_and_energy_of_each_device() -> None:
+    tables = made([*gpu([0, 0.1, 1, 2, 3]), *package([0, 1, 2, 3], start=2.6e11 - 1e8)])
+    source = Source(Context(tables))
+    found = {row.name: row for row in rows(source, "metrics", Selection(group="curve", name="sys/")).rows}
+    assert (found["sys/gpu.0.energy_j"].last, found["sys/gpu.0.energy_j"].points) == (pytest.approx(900), 5)
+    power = found["sys/gpu.0.counted_power_w"]  # none of a tenth of a second: counters are not that quick
+    assert (power.points, power.lowest, power.highest) == (3, pytest.approx(300), pytest.approx(300))
+    assert found["sys/package-0.power_w"].lowest == pytest.approx(80)
+    assert found["sys/package-0.energy_j"].last == pytest.approx(240)

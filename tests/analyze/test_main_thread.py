@@ -144,6 +144,15 @@ def test_any_text_is_survived_as_a_shape(count: int, texts: list[str]) -> None:
     explain(count, pl.Series(texts, dtype=pl.String))
 
 
+def test_a_line_of_plain_python_counts_and_a_line_that_calls_torch_does_not() -> None:
+    facts = analyze(python_tables()).python
+    assert facts is not None
+    by_line = {fact.place.line: fact for fact in facts}
+    assert by_line[20].ms_per_step == pytest.approx(50)
+    assert by_line[20].python_fraction == pytest.approx(1)
+    assert by_line[51].ms_per_step < 3  # forward: 57 of 60 ms are an operator
+
+
 def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> None:
     pillow = analyze(python_tables(leaf="paste (/venv/lib/python3.11/site-packages/PIL/Image.py:3)")).python
     torch = analyze(python_tables(leaf=f"linear ({TORCH}/nn/functional.py:3)")).python
@@ -258,6 +267,26 @@ def calls_of(made: Tables) -> Calls:
     found = removable_calls(context.sampled, prepare_time(context.sampled, train, context.tables.quality))
     assert found is not None
     return found
+
+
+def test_a_call_holds_what_it_calls_wherever_that_is_written() -> None:
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    number = calls.number(Place(TRAIN, 22, "describe"))
+    assert number is not None
+    assert calls.place(number) == Place(TRAIN, None, "describe")
+    assert int(calls.rows.filter(pl.col("call") == number)["samples"].sum()) == 150
+    inner = calls.number(Place(TRAIN, 21, "describe.<locals>.<listcomp>"))
+    assert inner == number
+
+
+def test_the_journal_times_what_samples_only_divide() -> None:
+    """150 of 500 samples, but all that is sampled beside training stands in a part of 50 ms with 250 samples."""
+    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
+    share = calls.share(calls.number(Place(TRAIN, 22, "describe")), calls.time.rows["row"])
+    assert share is not None
+    assert share.ms == pytest.approx(50 * 150 / 250)
+    assert share.ms < share.at_most_ms < 50
+    assert share.samples == 150
 
 
 def test_a_place_no_sample_saw_has_no_call() -> None:

@@ -10,7 +10,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.model.machine import RanksFacts
 from tests.analyze.scenes import TORCH, TRAIN, stack
-from tests.builders import MS, make_tables, step_rows
+from tests.builders import MS, T0, make_tables, step_rows
 from tests.records import some
 
 DDP = "DistributedDataParallel"
@@ -74,3 +74,12 @@ def test_what_is_sampled_in_torch_distributed_is_an_exchange() -> None:
     found = some(facts(*ranks, ddp=False))
     assert found.exchange == ("backward", "optimizer", "other")
     assert found.exchange_source.startswith("assumed")
+
+
+def test_nothing_is_said_of_one_rank_of_few_steps_or_without_phases() -> None:
+    assert facts(rank_rows(0, (0, 10, 20, 1, 1))) is None
+    assert facts(rank_rows(0, (0, 10, 20, 1, 1), count=6), rank_rows(1, (0, 10, 20, 1, 1), count=6)) is None
+    bare = [
+        {"rank": rank, "process": f"rank-{rank}", "step": n, "start_ns": T0 + n} for rank in (0, 1) for n in range(40)
+    ]
+    assert facts(bare) is None

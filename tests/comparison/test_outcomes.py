@@ -73,6 +73,19 @@ def test_a_forward_pass_that_one_side_cannot_tell_is_compared_with_all_else() ->
     }
 
 
+def test_phases_sum_to_the_difference_of_the_means() -> None:
+    found = outcome([], pairs(QUICK))
+    by_name = {phase.category: phase for phase in found.phases}
+    assert by_name["data_wait"].baseline_ms == pytest.approx(20)
+    assert by_name["data_wait"].candidate_ms == pytest.approx(14.4)
+    assert sum(phase.difference_ms for phase in found.phases) == pytest.approx(-28)
+    wait = by_name["data_wait"]
+    assert wait.low_ms is not None
+    assert wait.high_ms is not None
+    assert wait.low_ms < wait.difference_ms < wait.high_ms
+    assert (wait.low_ms + wait.high_ms) / 2 == pytest.approx(-5.6)
+
+
 def test_a_flagged_run_takes_its_pair_out() -> None:
     runs = pairs(QUICK)
     throttled = replace(runs[1][1], flags=(flag("throttled", withholds=True, text="the clock was held down"),))

@@ -283,6 +283,26 @@ BUSY = {"workers": 2, "workers_ms": 160.0}  # 80 ms for a batch
 COLD = PIPELINE.cold_tensors
 
 
+@pytest.mark.parametrize(
+    ("more", "loss_ms", "behind", "gain_ms"),
+    [
+        (BUSY, 10.0, 0.0, 10 + PIPELINE.cold_ms),
+        (BUSY, 60.0, 0.0, 100 - PIPELINE.certain * 80),  # workers that need as long bound it
+        # behind work on tensors a part of the shorter of both: a short call displaces little, a short rest loads little
+        ({}, 60.0, COLD, 60 + COLD * 40),
+        ({}, 10.0, COLD, 10 + COLD * 10),
+        ({}, 0.1, COLD, 0.1 + PIPELINE.cold_ms),
+        ({"contended_ms": 20.0}, 40.0, 0.0, 40 + 20 * 0.6),  # of waiting for a core the part outside may go with it
+    ],
+)
+def test_a_step_without_a_loss_of_the_main_thread(
+    more: dict[str, Any], loss_ms: float, behind: float, gain_ms: float
+) -> None:
+    assert gains.without_main(one_rank(**more), loss_ms, behind=behind) == pytest.approx(
+        gain_ms, abs=0.5 if "contended_ms" in more else None
+    )
+
+
 def test_a_device_has_caches_of_its_own_and_works_off_what_it_was_given() -> None:
     assert gains.without_main(replace(one_rank(), devices=("cuda",)), 60.0, behind=COLD) == pytest.approx(60)
     losses = blank(DeviceLosses, has_steps=True, compute_ns_per_step=70e6)

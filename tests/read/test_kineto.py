@@ -300,6 +300,13 @@ class TestTimes:  # pitfalls 2, 3 and 4
         assert trace.slices["duration_ns"] == [63813] * 4
         assert trace.quality.lost == 0
 
+    def test_decimals_since_1970_of_flows_and_memory(self, tmp_path: Path):
+        flow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 0, "cat": "ac2g", "name": "ac2g"}
+        instant = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 0, "args": {"Bytes": 8}}
+        text = json.dumps([event(ts=0), flow, instant]).replace('"ts": 0', '"ts": 1712195495519689.047')
+        trace = read(tmp_path, text.encode())
+        assert trace.flows["time_ns"] == trace.memory["time_ns"] == [1712195495519689047]
+
     def test_base_as_text_and_a_base_beside_times_since_1970(self, tmp_path: Path):
         assert read(tmp_path, {"baseTimeNanoseconds": str(BASE), "traceEvents": [event()]}).starts == [BASE + 1500]
         trace = read(tmp_path, {"baseTimeNanoseconds": BASE, "traceEvents": [event(ts=1790857026000000)]})

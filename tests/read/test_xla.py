@@ -274,6 +274,13 @@ def test_warnings_are_told_once_with_their_repeats(tmp_path: Path) -> None:
     assert told == dict.fromkeys(("aten::median", "aten::special_i0e"))
 
 
+def test_the_table_at_exit_gives_transfers_their_lines(tmp_path: Path) -> None:
+    rows = [(15, f"<module> ({TRAIN}:28)"), (10, "log (/home/me/my (old) files/log.py:31)")]
+    run = read(tmp_path, debug__log=whole() + table(*rows, calls=25))
+    told = [(event["file"], event["line"], event["count"], event["operator"]) for event in events(run, "transfer")]
+    assert told == [(TRAIN, 28, 15, SCALAR), ("/home/me/my (old) files/log.py", 31, 10, SCALAR)]
+
+
 @pytest.mark.parametrize("prefix", ["WARNING:pt-xla-profiler:", "pt-xla-profiler: ", "[rank0]: "])
 def test_the_table_may_come_through_a_logger(tmp_path: Path, prefix: str) -> None:
     rows = table((15, f"<module> ({TRAIN}:28)"), calls=15)

@@ -14,7 +14,7 @@ from stepscope.model import Abstention, Diagnosis, Place, Report
 from stepscope.report import words
 from stepscope.report.document import build
 from tests.records import replace
-from tests.report.fabricate import analysis, finding, run_facts
+from tests.report.fabricate import analysis, diagnosis, finding, run_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
 
@@ -34,6 +34,14 @@ def shown(
 def words_of(text: str) -> str:
     """The text with line breaks and indents taken out, so that wrapping does not matter."""
     return " ".join(text.split())
+
+
+def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
+    (folder / "train.py").write_text("name = 'Größe'\n" * 20)
+    text = shown(build(analysis(folder), diagnosis(folder)), encoding="ascii")
+
+    assert set(text.split("Where a step goes\n")[1].splitlines()[0]) == set("#=+-:")
+    assert "7 | name = 'Gr\\xf6\\xdfe'" in text
 
 
 def test_what_goes_to_a_file_is_whole(folder: Path) -> None:

@@ -113,6 +113,34 @@ def check(name: str, found: CompilersView | None, recorded: bool = False) -> Com
     return result
 
 
+def test_recompilations_fail_with_their_line() -> None:
+    found = view(steps=step_rows(20), compiles=[compile_row(0), *growing(1, 3, file=TRAIN, line=18)])
+    result = check("recompile", found)
+    assert result.failed
+    assert result.place == Place(TRAIN, 18)
+    assert result.text.startswith("3 recompilations, the first in step 1; tensor 'x' size mismatch")
+    assert "\n" not in result.text
+
+
+def test_a_limit_hit_fails_and_speaks_first() -> None:
+    hit = compile_row(8, kind="limit_hit", cause="int_attribute", reason="s.calls == 7", file=TRAIN, line=30, limit=8)
+    result = check("recompile", view(steps=step_rows(20), compiles=[*growing(1, 1), hit]))
+    limit = "1 refused at the limit of compiled versions"
+    assert (result.text, result.place) == (
+        f"1 recompilation, {limit}, the first in step 1; s.calls == 7",
+        Place(TRAIN, 30),
+    )
+
+
+def test_graph_breaks_fail() -> None:
+    broken = {"step": 0, "kind": "graph_break", "cause": "item", "reason": "Tensor.item()", "file": TRAIN, "line": 7}
+    found = view(steps=step_rows(20), compiles=[compile_row(0), broken])
+    result = check("graph-break", found)
+    assert (result.failed, result.place) == (True, Place(TRAIN, 7))
+    assert result.text == "1 graph break, the first in step 0; Tensor.item()"
+    assert not check("recompile", found).failed
+
+
 @pytest.mark.parametrize(
     ("per_step", "failed", "judged", "text"),
     [
@@ -332,6 +360,7 @@ def test_without_steps_nothing_is_said() -> None:
 XLA = Path(__file__).resolve().parents[4] / "shared" / "traces" / "torch_xla"
 needs_xla = pytest.mark.skipif(not XLA.is_dir(), reason=f"the reports of torch_xla are not at {XLA}")
 STEPS = counter("MarkStep", 15)
+EXECUTIONS = metric("ExecuteTime", 30, 5e6)
 
 
 def texts(*rows: dict[str, object], **tables: object) -> list[str]:
@@ -382,6 +411,15 @@ def test_a_log_that_knows_steps_alone_does_not_make_counts_zero() -> None:
     assert found.storms[0].whole_run
     assert [warning.text for warning in found.warnings] == ["CompileTime too frequent: 16 counts during 15 steps"]
     assert found.steps[0].compile_ms is None
+
+
+def test_the_estimate_needs_rates_and_trusts_many_samples_of_executions_alone() -> None:
+    steps = counter("MarkStep", 2000)
+    assert view(counters=[EXECUTIONS, steps]).backends[0].step_estimate_ms is None
+    busy = metric("LazyTracing", 90_000, 1e9, samples_per_second=1000.0)  # a ring of 1,024: seen for a second
+    executions = metric("ExecuteTime", 2000, 1e9, samples_per_second=100.0)
+    assert view(counters=[busy, steps]).backends[0].step_estimate_ms == pytest.approx(1.024e3 / 2000)
+    assert view(counters=[busy, executions, steps]).backends[0].step_estimate_ms == pytest.approx(10)
 
 
 def test_facts_of_torch_compile() -> None:

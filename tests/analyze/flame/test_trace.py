@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.trace_flame import OperatorLeaves
+from stepscope.analyze.pictures.trace_flame import OperatorLeaves, TraceWindows
 from stepscope.tables.schema import Tables
 from tests.analyze.flame.scenes import ROOT, SOURCE, TRAIN, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
@@ -49,6 +49,15 @@ def test_the_recorder_is_no_part_of_the_run() -> None:
     found = own_values(*trees(tables(trace))["operators"])
     assert found[("train:1", "aten::mm")] == 29.0
     assert all("len" not in path and "cut:9" not in path for path in found)
+
+
+def test_without_stacks_there_are_no_trees() -> None:
+    bare = Slices()
+    bare.kernel(3, 4, below=bare.add("cpu_op", "aten::mm"))
+    without = "the trace holds no Python stacks (record it with with_stack=True)"
+    for made, reason in ((tables(), "no trace was recorded"), (tables(bare), without), (of(training()), None)):
+        assert TraceWindows(Context(made)).absent == reason
+        assert bool(trees(made)) == (reason is None)
 
 
 SLICES = st.lists(
