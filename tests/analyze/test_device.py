@@ -33,6 +33,7 @@ from stepscope.model.device_losses import (
     LINALG,
     MATRIX,
     OPTIMIZER,
+    POINTWISE,
     SYNC,
     ZERO_GRAD,
     DeviceLosses,
@@ -52,6 +53,7 @@ from tests.analyze.device_scenes import (
     compiled,
     decompositions,
     host_work,
+    pointwise_run,
     products,
     reads_value,
     repeated,
@@ -356,6 +358,12 @@ def idle_bound(overview: Overview) -> float:
 )
 def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
     assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
+
+
+def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
+    found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
+    assert us(found.ns_per_step) == pytest.approx(400)
+    assert us(found.details["runs_ns"]) == pytest.approx(500)
 
 
 TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from stepscope import api
 from stepscope.analyze import analyze
+from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from stepscope.model import PHASES, Analysis, DeviceLines, StepFacts
 from stepscope.tables.arrays import Int64, positions
-from tests.analyze.traces import Slices, tables
+from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 from tests.builders import MS, T0, make_tables, step_rows
 from tests.records import some
 from tests.run_folders import make_run_folder
@@ -77,6 +78,7 @@ def test_a_partition_is_exclusive_in_order_and_complete(
 
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
+LIBRARY = "torch/utils/data/dataloader.py(1): __next__"
 
 
 @settings(deadline=None)
@@ -91,6 +93,27 @@ def reasons_of(*traces: Slices) -> DeviceLines:
     found = analyze(tables(*traces, **FOREIGN)).device_lines
     assert found is not None
     return found
+
+
+def on_second_thread(*, framed: bool, backward: bool) -> Slices:
+    """A kernel of an operator on a thread of its own, with a library's function or an operator of the backward pass."""
+    trace = Slices(trace=f"{framed}-{backward}")
+    trace.python(LIBRARY)
+    trace.kernel(0, 4, below=trace.add("cpu_op", "aten::add"))
+    if backward:
+        trace.add("cpu_op", "AddBackward0", 10, sequence=9, forward_thread=BACK_THREAD)
+    if framed:
+        trace.python(LIBRARY)
+    trace.add("cpu_op", "aten::add", 20)
+    for row in trace.events[1:]:
+        if row["category"] != "kernel":
+            row["track"] = "1/2"
+    return trace
+
+
+def test_threads_of_the_engine_are_told_trace_by_trace() -> None:
+    traces = [on_second_thread(framed=framed, backward=back) for framed in (False, True) for back in (False, True)]
+    assert reasons_of(*traces).unattributed == {LIBRARIES: 12 * US, ENGINE: 4 * US}
 
 
 @pytest.mark.parametrize(("steps_below", "file"), [(3, "trainers/loop.py"), (1, "train.py")])

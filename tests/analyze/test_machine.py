@@ -111,6 +111,14 @@ def growing(count: int = 120, by_ms: float = 0.1, *, jitter_ms: float = 1.0) -> 
     return rows
 
 
+def test_a_drift_is_measured_from_its_start_whatever_a_stall_does() -> None:
+    drift = some(of(make_tables(steps=growing())).drift)
+    assert drift.rising
+    assert drift.late_ms - drift.early_ms == pytest.approx(0.1 * 118, rel=0.03)
+    assert drift.lost_ms_per_step == pytest.approx(0.1 * 118 / 2, rel=0.03)
+    assert max(drift.phases, key=lambda phase: drift.phases[phase]) == "other"
+
+
 def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Samples in six parts of the run; line 20 has more in each."""
     begin, end = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]

@@ -119,6 +119,13 @@ def test_loops_of_a_trace_without_a_journal_go_by_its_own_step_marks(category: s
     assert (loop.callee, loop.calls_per_step, loop.window_steps) == ("cross_entropy", 256, 2)
 
 
+def test_a_cyclic_tree_does_not_hang() -> None:
+    rows = [{"name": name, "category": "cpu_op", "parent": parent} for name, parent in (("aten::a", 1), ("aten::b", 0))]
+    analysis = analyze(make_tables(steps=steps_with_window(), events=[{**row, "step": 10} for row in rows]))
+    assert analysis.views is not None
+    assert {row.name for row in analysis.views.operators} == {"aten::a", "aten::b"}
+
+
 @pytest.mark.parametrize(
     ("count", "shapes", "expected"),
     [

@@ -35,6 +35,12 @@ def rows(count: int = 40, **columns: Any) -> list[dict[str, Any]]:
     return step_rows(count, **columns)
 
 
+def test_steps_of_traces_have_no_parts() -> None:
+    given = [{"step": n, "wall_ns": 10 * MS} for n in range(5)]
+    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
+    assert (found.parts_ms, found.total) == ({}, 5)
+
+
 def test_every_stall_stays_when_steps_are_thinned() -> None:
     given = rows(3_000)
     stalls = (17, 1_500, 2_998)

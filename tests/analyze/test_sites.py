@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stepscope.analyze import analyze, sites
-from stepscope.analyze.sites import MAX_TEXT, SILENT
+from stepscope.analyze.sites import MAX_TEXT, SILENT, SILENT_RANK
 from stepscope.model import Analysis, FrameworkFacts, Note
 from stepscope.model.comparison import APPLIED, PARTLY, REFUSED, AppliedKnob, TrialFacts, standing
 from stepscope.tables.schema import SCHEMAS, Tables
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import MS, T0, make_tables, rank_info, step_rows
 from tests.records import some
 
 SCRIPT = "/home/me/train.py"
@@ -195,6 +195,12 @@ def test_a_knob_with_its_place_and_what_was_seen() -> None:
         AppliedKnob("b", "1", False, reason=SILENT),
     )
     assert (found.seed, found.skipped) == (7, 2)
+
+
+def test_every_rank_has_to_speak() -> None:
+    found = facts([knob(observed="2")], ranks=(rank_info(0), rank_info(1)))
+
+    assert [(one.rank, one.applied, one.reason) for one in found.knobs] == [(0, True, None), (1, False, SILENT_RANK)]
 
 
 @pytest.mark.parametrize(

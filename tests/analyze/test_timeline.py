@@ -270,6 +270,11 @@ def test_a_device_slice_without_a_launch_says_why() -> None:
     assert any("before the recording" in note for note in found.notes)
 
 
+def test_a_copy_tells_how_fast_it_was() -> None:
+    told = facts(named(of_traces(a_step()), "Memcpy HtoD"))
+    assert told["bytes per second"] == 4_000 / 50e-6
+
+
 def test_a_sample_tells_its_stack() -> None:
     frames = [f"main ({PROJECT}/train.py:3)", "get (/usr/lib/python3.11/queue.py:171)"]
     made = of_rows(stretches=[{"frames": frames, "waiting": True, "start_ns": T0, "end_ns": T0 + MS}])

@@ -12,11 +12,11 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host.hotspots import StackSelection
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_diff, flame_graph, flame_rank_diff
-from stepscope.errors import UsageError
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.sampled import FlameGraph
 from tests.analyze.flame.scenes import PROJECT, context, frame_at, inclusive, keys, paths, stack, steps, tree, values
 from tests.analyze.traces import US, Slices, tables
-from tests.builders import MS, T0, rank_info
+from tests.builders import MS, T0, rank_info, step_rows
 
 names = st.lists(st.sampled_from("abcd"), min_size=1, max_size=6).map(tuple)
 sampled = st.dictionaries(names, st.integers(1, 1000), min_size=1, max_size=30)
@@ -86,6 +86,12 @@ def test_what_lies_in_no_steady_step_is_drawn_in_samples() -> None:
 
     graph = flame_graph(run, FlameOptions(selection=StackSelection(phase="startup")))
     assert (tree(graph).unit, values(graph)) == ("samples", {(): 30, ("imports",): 30})
+
+
+def test_a_run_without_stacks_is_refused_in_one_line() -> None:
+    with pytest.raises(UnreadableInputError) as refused:
+        flame_graph(context([], steps=step_rows(3)))
+    assert "\n" not in str(refused.value)
 
 
 def test_idle_threads_not_sampled_is_said() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import LoaderWait, SampledViews
 from stepscope.read.sampled_files import read_stack_files
 from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.records import replace
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -50,6 +52,12 @@ def test_what_cannot_be_said_has_a_reason() -> None:
     assert views.absent["phases"] == views.absent["waits"] == no_loop
     assert views.absent["slow_steps"] == "the samples of this run carry no time"
     assert views.absent["rank_lines"] == "no stack was sampled in a training loop"
+
+
+def test_stacks_of_memory_have_no_views() -> None:
+    tables_of = make_tables(stacks=[stack([at("main", 3)], 10)])
+    in_bytes = tables_of.segments.with_columns(unit=pl.lit("bytes"))
+    assert views_of(Context(replace(tables_of, segments=in_bytes))) is None
 
 
 def test_everything_together_with_times() -> None:

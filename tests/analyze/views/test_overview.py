@@ -255,6 +255,15 @@ def summaries_of(context: Context) -> tuple[GpuSummary, ...]:
     return overview.summaries(context.base, overview.overviews(context.base))
 
 
+def summary_of(trace: Slices, length_us: float = 100, **more: Any) -> GpuSummary:
+    """Of the one device, over one step from 0 on."""
+    trace.add("user_annotation", "ProfilerStep#1", 0, length_us)
+    row = {"step": 1, "start_ns": T0, "wall_ns": round(length_us * US), "in_window": True}
+    (found,) = summaries_of(Context(tables(trace, steps=[row], **more)))
+    assert found.window_ns == length_us * US
+    return found
+
+
 def kernel(trace: Slices, start_us: float, duration_us: float, name: str = "gemm", **columns: Any) -> int:
     """A kernel with its columns (`blocks_per_sm`, `occupancy_percent`, `stream`, `device`)."""
     number = trace.kernel(start_us, duration_us, name)
@@ -278,6 +287,14 @@ def test_the_plugins_figures_of_newer_traces(name: str) -> None:
     (found,) = summaries_of(Context(run_of(name).tables))
     ours = (found.utilization_pct, found.sm_efficiency_pct, found.achieved_occupancy_pct)
     assert ours == pytest.approx(NEWER[name], rel=1e-6)
+
+
+def test_kernels_without_an_occupancy_do_not_lower_the_mean() -> None:
+    trace = Slices()
+    kernel(trace, 0, 40, occupancy_percent=50.0)
+    kernel(trace, 50, 40)
+    kernel(trace, 90, 10, occupancy_percent=0.0)
+    assert summary_of(trace).achieved_occupancy_pct == pytest.approx(40)
 
 
 LENGTH_US = 1000  # of the traces here: buckets of 5 µs
