@@ -60,7 +60,7 @@ CEILINGS = {
     "mcp --help: modules": Ceiling(180, "the protocol's package is imported by the server alone"),
     "package: lines, thousands": Ceiling(105.8, "Python and JSON, which all who come after read; 107 before"),
     "package: files of Python": Ceiling(351, "each costs a header and imports; 468 before nouns were joined"),
-    "tests: lines, thousands": Ceiling(61.5, "as the package"),
+    "tests: lines, thousands": Ceiling(59.7, "as the package; 61.3 before"),
 }
 UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib", "mcp", "pydantic")
 

@@ -214,9 +214,6 @@ def loader_tables(
     return make_tables(steps=steps, stacks=stacks, journal=[site, made], manifests=[{"hardware": hardware}], **more)
 
 
-PYTHON_SOURCE_LINES = {20: "words = tokenize(text)", 40: "handle.write(line)"}
-
-
 def python_tables(*, share: float = 0.5, leaf: str | None = None, **more: Any) -> Tables:
     """A run whose function `clean` (no torch in it) takes `share` of the main thread's samples."""
     steps = steps_with_window()

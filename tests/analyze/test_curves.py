@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stepscope import api
-from stepscope.analyze import curves
 from stepscope.analyze.views.select import Selection
 from stepscope.errors import UsageError
 from tests.builders import MS, PID, T0, step_rows
@@ -62,11 +61,6 @@ def test_what_steps_took_are_curves(run: api.Run) -> None:
     assert {row["source"] for row in rows(run, name="^perf/.*_ms")} == {"steps"}
 
 
-def test_tokens_a_second_stand_on_the_batches_of_a_step(run: api.Run) -> None:
-    tokens = {1: 512, 2: 512, 3: 1024, 4: 512, 5: 256, 7: 128, 8: 128}  # step 6 had two batches that differ
-    assert points(run, "perf/tokens_per_s") == [(step, pytest.approx(count * 100)) for step, count in tokens.items()]
-
-
 def test_telemetry_is_laid_on_the_steps(run: api.Run) -> None:
     assert points(run, r"sys/gpu\.0\.power_w") == [(4, 200.0)]
     assert points(run, r"sys/gpu\.1\.power_w") == [(4, 100.0)]
@@ -115,25 +109,3 @@ def test_ranks_and_hosts_are_told_apart(tmp_path: Path) -> None:
     cores = {row["name"]: row["value"] for row in rows(run, name="busy_cores")}
     assert sorted(cores.values()) == [1.0, 2.0]
     assert all(name.startswith("sys/") and name.count("/") == 1 for name in cores)
-
-
-def test_a_name_that_several_tools_log_under_is_several_curves(tmp_path: Path) -> None:
-    logged = [
-        metrics_event((name, source, TIMES[:1], [value]))
-        for name, source, value in (
-            ("train/loss", "wandb", 2.0),
-            ("train/loss", "clipping", 1.0),
-            ("train/loss", "tensorboard", 3.0),
-            ("acc", "wandb", 4.0),
-            ("acc", "mlflow", 5.0),
-        )
-    ]
-    run = api.open_run(make_run_folder(tmp_path, steps=step_rows(10, start_ns=START), events=logged), options=OPTIONS)
-    found = curves.made(run.tables, run.tables.metrics)
-    assert {curve.name: curve.values.tolist()[0] for curve in found} == {
-        "train/loss": 1.0,
-        "train/loss (wandb)": 2.0,
-        "train/loss (tensorboard)": 3.0,
-        "acc": 4.0,
-        "acc (mlflow)": 5.0,
-    }

@@ -25,7 +25,6 @@ from stepscope.api import open_run
 from stepscope.model import Analysis, DeviceLine, DeviceLines, DeviceTime
 from stepscope.model.device_losses import (
     ALLOCATOR,
-    ATTENTION,
     COMPILED,
     COPY_IN,
     DATA_PARALLEL,
@@ -50,7 +49,6 @@ from tests.analyze.device_scenes import (
     V100,
     Scene,
     allocations,
-    attention,
     batch_copies,
     compiled,
     decompositions,
@@ -130,11 +128,6 @@ def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
 
 
 FOREIGN: dict[str, Any] = {"run": {"user_roots": (), "hosts": ()}, "ranks": ()}
-LINEAR = "torch/nn/modules/linear.py(120): forward"
-STACK = (
-    "/opt/conda/lib/python3.7/site-packages/torch/nn/functional.py(2263): batch_norm;"
-    "/opt/conda/lib/python3.7/site-packages/torchvision/models/resnet.py(125): forward;train.py(46): <module>"
-)
 
 
 def lines_of(*traces: Slices, options: CodeOptions | None = None, **more: Any) -> DeviceLines:
@@ -152,57 +145,6 @@ def places(found: DeviceLines) -> dict[tuple[str, int | None], int]:
 def only(found: DeviceLines) -> DeviceLine:
     (line,) = found.lines
     return line
-
-
-def backward_trace(*, forward: bool = True, custom: bool = False) -> Slices:
-    """A kernel below an operator of the backward pass, which runs below `loss.backward()`."""
-    trace = Slices()
-    loss = trace.python("train.py(5): loss")
-    ahead = trace.add("cpu_op", "aten::mul", parent=trace.python(LINEAR, loss), sequence=7, forward_thread=0)
-    call = trace.python("torch/_tensor.py(500): backward", trace.python("train.py(40): step"))
-    node = trace.add(
-        "cpu_op",
-        "autograd::engine::evaluate_function: MulBackward0",
-        100,
-        parent=call,
-        sequence=7,
-        forward_thread=BACK_THREAD,
-    )
-    below = trace.python("train.py(60): backward", node) if custom else node
-    operator = trace.add("cpu_op", "aten::mul", 100, parent=below)
-    link = {"forward": ahead, "forward_method": "sequence"} if forward else {}
-    trace.kernel(110, 10, below=operator, operator=operator, **link)
-    return trace
-
-
-@pytest.mark.parametrize(
-    ("made", "line", "via"),
-    [
-        ({}, 5, "sequence"),
-        ({"forward": False}, 40, "direct"),  # without its forward operator: to the call of backward
-        ({"custom": True}, 60, "direct"),  # a backward function of the user's own
-    ],
-)
-def test_a_backward_kernel_belongs_to_the_line_of_its_forward_operator(
-    made: dict[str, bool], line: int, via: str
-) -> None:
-    found = only(lines_of(backward_trace(**made)))
-    assert (found.place.file, found.place.line, found.via) == ("train.py", line, {via: 10 * US})
-
-
-def test_call_stacks_of_old_traces_give_exact_lines_in_both_directions() -> None:
-    trace = Slices()
-    outer = trace.add("Operator", "aten::batch_norm", call_stack=STACK, sequence=3, forward_thread=0)
-    inner = trace.add("Operator", "aten::cudnn_batch_norm", parent=outer)
-    trace.kernel(0, 10, below=inner)
-    node = trace.add("Operator", "CudnnBatchNormBackward", 50, sequence=3, forward_thread=BACK_THREAD)
-    trace.kernel(50, 20, below=node, forward=inner, forward_method="flow")
-
-    line = only(lines_of(trace))
-
-    assert (line.place.file, line.place.line, line.place.function) == ("train.py", 46, "<module>")
-    assert line.via == {"flow": 20 * US, "direct": 10 * US}
-    assert line.exact_line
 
 
 def test_what_has_no_line_has_a_reason() -> None:
@@ -344,30 +286,6 @@ def test_operators_of_the_host_stand_in_where_there_is_no_device() -> None:
     assert found.lines[0].via == {"direct": 10 * US, "sequence": 9 * US}
 
 
-INSTALLED = "/venv/lib/python3.11/site-packages/mine"
-
-
-@pytest.mark.parametrize(
-    ("file", "options", "expected"),
-    [
-        ("vendor/fast.py", CodeOptions(), "vendor/fast.py"),
-        ("vendor/fast.py", CodeOptions(libraries=("vendor",)), "train.py"),
-        ("vendor/fast.py", CodeOptions(libraries=("vend",)), "vendor/fast.py"),  # whole components only
-        ("vendor/fast.py", CodeOptions(maps=(("vendor", "/src/vendor"),)), "/src/vendor/fast.py"),
-        ("vendor/fast.py", CodeOptions(source_roots=("/src",), files=("/src/vendor/fast.py",)), "/src/vendor/fast.py"),
-        (f"{INSTALLED}/a.py", CodeOptions(source_roots=(INSTALLED,)), f"{INSTALLED}/a.py"),
-        ("/home/me/vllm/serve.py", CodeOptions(), "/home/me/vllm/serve.py"),
-        ("/build/x/a.py", CodeOptions(maps=(("/build", "/wrong"), ("/build/x", "/home/me"))), "/home/me/a.py"),
-        ("transformers/mine.py", CodeOptions(source_roots=("transformers",)), "transformers/mine.py"),
-    ],
-)
-def test_what_is_the_users_can_be_said(file: str, options: CodeOptions, expected: str) -> None:
-    trace = Slices()
-    frame = trace.python(f"{file}(3): go", trace.python("train.py(1): <module>"))
-    trace.kernel(0, 10, below=frame)
-    assert only(lines_of(trace, options=options)).place.file == expected
-
-
 IDLE = (SYNC, COPY_IN, ALLOCATOR, LAUNCH, COMPILED, HOST)
 WHOLE = (OPTIMIZER, ZERO_GRAD, LINALG, DATA_PARALLEL)  # own idle time and work
 
@@ -389,20 +307,6 @@ def loss(scene: Scene, kind: str, *gpus: dict[str, Any]) -> Loss:
 
 def us(ns: float) -> float:
     return ns / 1000
-
-
-def test_a_wait_of_the_loader_is_the_loaders() -> None:
-    def fill(scene: Scene) -> None:
-        scene.kernel(SGEMM, 10, 100)
-        scene.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 120, 200)
-        scene.call("cudaStreamSynchronize", 130, 180)
-        scene.kernel(SGEMM, 330, 60)
-
-    found = losses(repeated(3, 400, fill))
-    assert found.of(SYNC) is None
-    launches = some(found.of(LAUNCH))
-    # before and behind the loader, and from the last kernel to the next step's first
-    assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
 
 
 def test_without_its_cause_no_idle_time_is_told(tmp_path: Path) -> None:
@@ -456,14 +360,6 @@ def test_other_work_counts_for_nothing(name: str, gpu: dict[str, Any]) -> None:
     assert losses(repeated(2, 1000, lambda scene: products(scene, name)), gpu).of(MATRIX) is None
 
 
-@pytest.mark.parametrize("softmax", ["aten::_softmax", "aten::_softmax_backward_data"])
-def test_attention_written_out_is_what_stands_between_its_products(softmax: str) -> None:
-    found = loss(repeated(2, 1000, lambda scene: attention(scene, softmax=softmax)), ATTENTION)
-    assert us(found.ns_per_step) == pytest.approx(500)
-    assert us(found.details["products_ns"]) == pytest.approx(200)
-    assert found.details["softmax_calls"] == 1
-
-
 def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
     found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
     assert us(found.ns_per_step) == pytest.approx(400)
@@ -472,21 +368,6 @@ def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
 
 TILED = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn"
 SIZES = st.integers(1, 5000)
-
-
-@pytest.mark.parametrize(
-    ("size", "kernel", "expected"),
-    [
-        ((128, 64, 64), TILED, 0.0),
-        ((64, 128, 64), TILED, 0.0),  # the tile may stand either way
-        ((129, 64, 64), TILED, 1 - 129 / 256),  # across, 64 columns would fill up 128
-        ((50257, 4096, 768), "gemm_without_a_tile", 1 - 50257 / 50264),
-        ((141, 512, 512), "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warp", 1 - 141 / 192),
-        ((64, 64, 64), "Cijk_Alik_Bljk_BBS_BH_MT32x32x256_MI16x16x1_SN_", 0.0),
-    ],
-)
-def test_what_a_kernel_fills_up(size: tuple[int, int, int], kernel: str, expected: float) -> None:
-    assert waste(size, kernel) == pytest.approx(expected)
 
 
 @given(rows=SIZES, columns=SIZES, depth=SIZES, kernel=st.sampled_from([TILED, "gemm", "x" * 5000]))
@@ -502,10 +383,3 @@ def batch(*shapes: str, op: str = "aten::linear") -> int | None:
     for number, text in enumerate(shapes):
         scene.op(op, 900 + number, 0.5, shapes=text)
     return analyze(scene.tables()).device_losses[0].batch_size
-
-
-def test_no_batch_is_told_where_layers_disagree_or_are_flat() -> None:
-    assert batch("[[8, 16, 4], [4, 4]]", "[[16, 8, 4], [4, 4]]") is None
-    assert batch("[[128, 4], [4, 4]]") is None
-    assert batch("not json", "[1, 2]", "[[]]") is None
-    assert batch() is None

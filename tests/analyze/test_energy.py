@@ -144,12 +144,6 @@ def test_a_counter_that_cannot_be_is_no_measurement(by: float, why: str) -> None
     assert before.joules == pytest.approx(20 * 300)
 
 
-def test_a_processor_that_may_have_begun_anew_more_than_once_is_not_told() -> None:
-    found = of(made(package([0, 1, 2, 19, 20], highest=1.5e10), ranks=(rank_info(),)))
-    assert found.joules is None
-    assert "too long without a reading" in some(found.absent)
-
-
 def test_sampled_power_stands_in_and_its_gaps_are_holes() -> None:
     found = of(made(gpu(range(21), counter=False, power=250.0)))
     assert (found.joules, found.sources) == (pytest.approx(20 * 250), ("GPU by sampled power",))

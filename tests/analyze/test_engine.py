@@ -172,17 +172,6 @@ def test_a_short_run_falls_back_and_says_so(columns: dict[str, Any], count: int)
     assert facts.low_confidence
 
 
-def test_ranks_are_pooled_and_their_samples_add_up() -> None:
-    rows: list[dict[str, Any]] = []
-    for rank, forward in ((0, 3), (1, 13)):
-        more = {"rank": rank, "process": f"rank-{rank}", "samples": 10, "first_batch": False}
-        rows += step_rows(21, forward_ms=forward, **more)
-    facts = train(steps=rows)
-    assert facts.ranks == (0, 1)
-    assert facts.mean_ms == pytest.approx(15)
-    assert facts.samples_per_second == pytest.approx(1000 + 500)
-
-
 phase_ns = st.one_of(st.none(), st.integers(0, 10**10))
 
 

@@ -20,7 +20,6 @@ from stepscope.analyze.host.hotspots import (
     check,
     choose,
     hotspots,
-    idle_sampled,
 )
 from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
@@ -97,24 +96,6 @@ def library(row: HotspotRow) -> tuple[str | None, str | None, int | None]:
 
 
 class TestRows:
-    def test_a_row_is_the_innermost_frame_with_the_users_frame_that_led_there(self) -> None:
-        (row,) = rows_of(
-            stack(
-                f"<module> ({PROJECT}/train.py:9)", f"main ({PROJECT}/train.py:5)", "Linear.forward (torch/nn/a.py:7)"
-            )
-        )
-        assert (row.name, row.path, row.line) == ("Linear.forward", "torch/nn/a.py", 7)
-        assert library(row) == ("main", f"{PROJECT}/train.py", 5)
-        assert (row.samples, row.proportion, row.kind, row.module) == (1, 1.0, "python", "torch")
-
-    def test_every_call_path_is_a_row_when_they_are_not_merged(self) -> None:
-        found = rows_of(
-            stack("a (train.py:1)", "x (torch/m.py:3)", samples=2),
-            stack("b (torch/q.py:9)", "a (train.py:1)", "x (torch/m.py:3)", samples=3),
-            aggregate=False,
-        )
-        assert [(row.name, library(row)[0], row.samples) for row in found] == [("x", "a", 3), ("x", "a", 2)]
-
     def test_top_level_code_native_frames_and_empty_stacks_are_kept_and_told_apart(self) -> None:
         found = rows_of(
             stack("<module> (train.py:3)", samples=5),
@@ -133,17 +114,6 @@ class TestRows:
             (NO_FRAME, "none"),
         ]
 
-    def test_waiting_and_working_are_never_merged(self) -> None:
-        found = rows_of(stack("f (train.py:1)", samples=2), stack("f (train.py:1)", waiting=True), by="file")
-        assert [(row.samples, row.waiting) for row in found] == [(2, False), (1, True)]
-
-    def test_a_limit_makes_the_first_rows_of_working_and_of_waiting(self) -> None:
-        stacks = [stack(f"f{n} (a.py:{n})", samples=n, waiting=n % 2 == 0) for n in range(1, 9)]
-        part = found(make_tables(stacks=stacks), limit=2)
-        assert [row.samples for row in part.rows] == [8, 7, 6, 5]
-        assert (part.working_rows, part.waiting_rows) == (4, 4)
-        assert part.selected_samples == sum(range(1, 9))
-
 
 class TestGroups:
     STACKS = (
@@ -152,12 +122,6 @@ class TestGroups:
         stack("main (train.py:2)", "g (torch/nn/a.py:9)", samples=2),
         stack("main (train.py:2)", "h (numpy/core.py:9)", samples=1),
     )
-
-    def test_by_function_merges_lines_and_says_no_line_where_they_differ(self) -> None:
-        first, second, _ = rows_of(*self.STACKS, by="function")
-        assert (first.name, first.path, first.line, first.samples) == ("f", "torch/nn/a.py", None, 7)
-        assert library(first) == ("main", "train.py", None)
-        assert (second.name, second.line, library(second)[2]) == ("g", 9, 2)
 
     def test_by_module_is_the_package_of_libraries_and_the_module_of_own_code(self) -> None:
         found = rows_of(
@@ -220,11 +184,6 @@ class TestLibrary:
         (row,) = rows_of(stack(f"f ({file}:3)", "g (<string>:1)"), library=name)
         assert library(row) == (("f", file, 3) if matches else (None, None, None))
 
-    def test_a_library_that_is_nowhere_is_said(self) -> None:
-        result = found(make_tables(stacks=[stack("f (train.py:1)")]), library="itwinai")
-        assert any("no sampled stack runs through itwinai" in text for text in result.warnings)
-        assert result.library == "itwinai"
-
 
 @given(st.lists(stack_rows, max_size=12), selections, st.sampled_from([*GROUPS, "paths"]))
 def test_rows_add_up_to_what_was_selected(rows: list[dict[str, Any]], selection: StackSelection, by: str) -> None:
@@ -269,19 +228,6 @@ class TestFacts:
             ("rank", 100, 0, 2, 7, 0),
         ]
         assert any("2 processes are summed (1 rank, 1 loader worker)" in text for text in result.warnings)
-
-    def test_a_file_with_a_rate_lasted_as_long_as_its_busiest_thread(self) -> None:
-        unknown = {"start_ns": None, "end_ns": None, "rate_hz": 50.0}
-        result = found(
-            make_tables(
-                stacks=[
-                    stack("f (train.py:1)", samples=100, **unknown),
-                    stack("f (train.py:2)", samples=50, **unknown),
-                    stack("g (train.py:3)", samples=120, thread="9", main_thread=False, **unknown),
-                ]
-            )
-        )
-        assert (result.wall_s, result.wall_source) == (3.0, "nominal")
 
     def test_weights_of_time_are_times(self) -> None:
         stacks = [stack("f (train.py:1)", samples=2_000_000, rate_hz=None)]
@@ -345,10 +291,6 @@ class TestIdle:
         assert len(told) == (said is not None)
         assert all(str(said) in text for text in told)
 
-    def test_waiting_that_is_missing_in_one_file_is_missing(self) -> None:
-        segments = [segment(file=file, idle=idle) for file, idle in (("a", True), ("b", False))]
-        assert idle_sampled(make_tables(segments=segments)) is False
-
 
 PY_SPY = TRACES / "py_spy"
 needs_files = pytest.mark.skipif(not PY_SPY.is_dir(), reason=f"the recorded stacks are not at {PY_SPY}")
@@ -384,30 +326,10 @@ def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:
     assert any("1 file beside them without sampled stacks" in text for text in result.warnings)
 
 
-def test_a_record_that_was_cut_off_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "cut.txt"
-    good = "".join(f"<module> (a.py:1);f (a.py:{line}) 10\n" for line in range(2, 6))
-    file.write_text(good + "<module> (a.py:1);g (a.p")
-    result = found(build(read_stack_files([file])))
-    assert (result.samples, result.skipped_samples) == (40, 0)
-    assert any("1 record cut off" in text for text in result.warnings)
-
-
 def test_by_default_all_stay_but_launchers_helpers_and_parked_threads() -> None:
     found = choose(make_tables(stacks=CAST), StackSelection())
     assert found.rows["samples"].to_list() == [1, 2, 8, 16, 32, 256]
     assert found.left_out == {"launchers": 64, "helper processes": 128, "parked threads": 4}
-
-
-def test_threads_that_are_not_told_apart_all_stay() -> None:
-    unknown = {"thread": None, "thread_name": None, "waiting": True}
-    rows = [{**unknown, "main_thread": main, "samples": 1} for main in (None, False, True)]
-    assert choose(make_tables(stacks=rows), StackSelection()).rows.height == 3
-
-
-def test_a_sample_counts_under_its_first_reason_only() -> None:
-    rows = [{"role": "launcher", "rank": None, "thread": "9", "main_thread": False, "waiting": True, "samples": 5}]
-    assert choose(make_tables(stacks=rows), StackSelection(rank=3)).left_out == {"launchers": 5}
 
 
 @pytest.mark.parametrize(

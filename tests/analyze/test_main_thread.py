@@ -151,24 +151,6 @@ def test_any_text_is_survived_as_a_shape(count: int, texts: list[str]) -> None:
     explain(count, pl.Series(texts, dtype=pl.String))
 
 
-def test_a_call_that_was_held_up_makes_no_second_loop() -> None:
-    """The first iteration stood still for as long as twenty others between its two calls."""
-    steps = steps_with_window()
-    trace = Trace()
-    for row in steps:
-        if row["in_window"]:
-            trace.add("train.py(3): update", row["start_ns"], 80 * MS, step=row["step"])
-            at = row["start_ns"]
-            for i in range(100):
-                trace.add("aten::argmax", at, 100 * US, step=row["step"], category="cpu_op")
-                at += 10 * MS if i == 0 else 200 * US
-                trace.add("aten::sum", at, 150 * US, step=row["step"], category="cpu_op")
-                at += 300 * US
-    loops = analyze(make_tables(steps=steps, events=trace.rows)).loops
-    assert loops is not None
-    assert [loop.callee for loop in loops] == ["aten::sum"]
-
-
 def test_a_line_of_plain_python_counts_and_a_line_that_calls_torch_does_not() -> None:
     facts = analyze(python_tables()).python
     assert facts is not None
@@ -250,11 +232,6 @@ def test_sampled_io_by_library_and_by_the_text_of_the_line() -> None:
         ("write_text", 1, pytest.approx(20)),
     ]
     assert not any(fact.measured for fact in facts)
-
-
-def test_io_is_unknown_without_any_source_and_empty_when_none_was_seen() -> None:
-    assert analyze(make_tables(steps=steps_with_window(window=()))).io is None
-    assert analyze(python_tables()).io == ()
 
 
 MODULE = f"Module._call_impl ({TORCH}/nn/modules/module.py:1790)"

@@ -235,18 +235,6 @@ def test_too_little_to_tell_is_an_answer() -> None:
     assert judge(bare).verdict == "not_enough"
 
 
-def test_a_slow_worker_of_a_pipeline_beside_its_stage_peers() -> None:
-    pipeline = Pipeline(slow={5: 1.25})  # replica 1 of stage 1
-    found = judge(pipeline.job().reduced())
-    late = first(found)
-    assert (late.kind, late.ranks) == ("rank", (5,))
-    assert late.peers == "the same pipeline stage in 3 other replicas"
-    planted = pipeline.play(pipeline.spent())[1].mean() - pipeline.play(pipeline.base())[1].mean()
-    assert late.cost_ms == pytest.approx(planted, rel=0.1)
-    assert len(found.stragglers) == 1
-    assert "PP 3" in found.layout
-
-
 def test_the_slot_is_told_by_its_device_though_all_slots_pass_late() -> None:
     pipeline = Pipeline(tp=2, dp=3, slow={9: 1.25})
     late = first(judge(pipeline.job().reduced()))

@@ -53,10 +53,6 @@ def test_readings_that_are_no_figures_are_passed_over() -> None:
     assert len(facts(memory_tables([*broken, *readings(lambda step: GIB + step * MIB)])).growth) == 1
 
 
-def test_a_run_without_anything_on_memory_has_no_facts() -> None:
-    assert analyze(make_tables(steps=step_rows(40))).memory_losses is None
-
-
 def test_the_limit_of_the_cgroup_is_shared_by_the_ranks_of_a_host() -> None:
     hardware = {"memory_bytes": 64 * GIB, "cgroup_memory_limit_bytes": 16 * GIB}
     rank: dict[str, Any] = {"rank": 1, "process": "rank-1"}
@@ -80,10 +76,6 @@ def limit_of(*events: dict[str, Any], **device: Any) -> MemoryLimit:
     (peak,) = found.peaks
     assert peak.limit is not None
     return peak.limit
-
-
-def test_the_limit_is_what_is_free_and_what_is_held() -> None:
-    assert limit_of() == MemoryLimit(79 * GIB, "device", 80 * GIB, GIB, 1.0)
 
 
 def test_the_fraction_that_the_script_set_with_its_line() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.analyze.metrics import SLOW_SCALES, levels, spikes
+from stepscope.analyze.metrics import levels, spikes
 from stepscope.model.metrics import MetricFacts
 from stepscope.tables.arrays import Floats
 from tests.builders import MS, T0, full_steps, make_tables, step_rows
@@ -154,20 +154,6 @@ def test_samples_per_second_are_told_only_where_the_time_of_a_step_does_not_say_
     assert (change.name, change.step, change.change) == ("perf/samples_per_s", AT, -0.5)
 
 
-def test_memory_of_the_journal() -> None:
-    held = [
-        {
-            "kind": "memory",
-            "step": step,
-            "time_ns": T0 + step * STEP,
-            "private_bytes": (100 if step < AT else 180) << 20,
-        }
-        for step in range(COUNT)
-    ]
-    (change,) = facts_of(steps=step_rows(COUNT), journal=held).changes
-    assert change.sentence.startswith(f"Memory of the process changes by +80% from step {AT} on (100 MiB -> 180 MiB); ")
-
-
 # ------------------------------------------------------------------------------------------------ not finite
 
 
@@ -217,10 +203,6 @@ def test_each_rank_has_its_series_and_the_first_to_break_is_named() -> None:
     assert [(one.first, one.last, one.lowest, one.last_step) for one in facts.series][1] == (0.0, 5.7, 0.0, 99)
     assert facts.non_finite is not None
     assert (facts.non_finite.rank, facts.non_finite.step, facts.non_finite.value) == (1, 58, "inf")
-
-
-def test_a_run_without_steps_and_metrics_has_none() -> None:
-    assert analyze(make_tables()).metrics is None
 
 
 # ------------------------------------------------------------------------------------------------ a real run
@@ -312,31 +294,6 @@ def test_planted_spikes_are_found_at_their_step(lasts: int) -> None:
         assert levels(values) == []
 
 
-def converged(seed: int) -> Floats:
-    """A loss that falls to a thousandth, with a hard sample now and then, whose loss does not fall."""
-    random = np.random.default_rng(seed)
-    values = (2 * np.exp(-np.arange(3_000) / 150) + 1e-3) * np.exp(random.standard_normal(3_000))
-    hard = np.flatnonzero(random.random(3_000) < 1 / 120)
-    values[hard] += random.uniform(0.2, 0.5, len(hard))
-    return values
-
-
-def test_a_converged_loss_leaps_now_and_then() -> None:
-    found = [spikes(converged(seed)) for seed in range(20)]
-    assert sum(map(len, found)) <= 1
-    values = converged(0)
-    values[2_000] = 4
-    assert [leap.at for leap in spikes(values)] == [2_000]
-
-
-def test_a_series_that_is_read_once_a_second_may_be_short() -> None:
-    held = np.array([230 + at / 10 for at in range(12)] + [470 + at / 10 for at in range(11)])
-    assert levels(held) == []
-    assert [level.at for level in levels(held, SLOW_SCALES)] == [12]
-    assert levels(np.linspace(200, 400, 25), SLOW_SCALES) == []
-    assert levels(np.minimum(np.arange(25.0), 6) + 100, SLOW_SCALES) == []
-
-
 def test_planted_levels_are_found_at_their_step() -> None:
     random = np.random.default_rng(3)
     for number in range(60):
@@ -365,9 +322,3 @@ def test_what_is_not_finite_is_passed_over() -> None:
 def test_series_with_nothing_in_them(values: list[float]) -> None:
     assert spikes(np.array(values)) == []
     assert levels(np.array(values)) == []
-
-
-def test_a_long_series_is_exact_to_the_value() -> None:
-    values = 10 + 0.3 * np.random.default_rng(6).standard_normal(200_000)
-    values[123_457:] += 4
-    assert [level.at for level in levels(values)] == [123_457]

@@ -27,7 +27,6 @@ from stepscope.model.device_losses import (
     Replay,
     matrix,
 )
-from stepscope.model.device_losses import LAUNCH as GAPS
 from tests.analyze.device_scenes import (
     ADD,
     SGEMM,
@@ -123,15 +122,6 @@ def test_fused_kernels_save_their_launches_where_the_host_is_late_and_their_time
     for found in (slow, quick):
         what_if = some(found.of(POINTWISE))
         assert what_if.never_late_mean_ns == 480_000
-
-
-def test_short_kernels_go_with_the_gaps_before_them_and_long_ones_stay() -> None:
-    def fill(scene: Scene) -> None:
-        short_launches(scene, count=25)
-        scene.kernel(SGEMM, 810, 180)
-
-    # the device has the product left
-    assert without_us(replayed(repeated(5, 1000, fill)), GAPS) == 180
 
 
 def test_values_that_a_loop_reads_one_by_one_go_with_the_loop() -> None:

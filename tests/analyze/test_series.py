@@ -12,7 +12,7 @@ from stepscope.analyze.pictures import series
 from stepscope.analyze.pictures.series import MAX_SUBJECTS, pick, positions, telemetry
 from stepscope.engine import step_labels
 from stepscope.model.timeline import Telemetry
-from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, T0, make_tables, step_rows
 
 NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.just(float("nan")))
 
@@ -33,15 +33,6 @@ def test_ends_and_extremes_stay_in_order_within_the_limit(values: list[float | N
 
 def rows(count: int = 40, **columns: Any) -> list[dict[str, Any]]:
     return step_rows(count, **columns)
-
-
-def test_parts_sum_to_the_step() -> None:
-    given = rows()
-    given[7] = {**given[7], "wall_ns": 30 * MS}
-    found = series.step_phases(step_labels.label(make_tables(steps=given)), "train", "rank-0", 100)
-    sums = [sum(values[at] or 0 for values in found.parts_ms.values()) for at in range(len(found.steps))]
-    assert sums == pytest.approx(found.wall_ms)
-    assert found.parts_ms["unattributed"][7] == pytest.approx(20)
 
 
 def test_steps_of_traces_have_no_parts() -> None:
@@ -95,21 +86,6 @@ def found(system: list[dict[str, Any]], *, limit: int = 100, **options: Any) -> 
 
 def values(made: Telemetry) -> dict[tuple[str, str], tuple[float | None, ...]]:
     return {(one.metric, one.subject): one.values for one in made.series}
-
-
-def test_without_readings_there_is_nothing() -> None:
-    for system in ([], [reading(0, "no_such_metric", 1.0)], [reading(0, "cpu_pct", None, pid=PID)]):
-        tables = make_tables(system=system)
-        assert telemetry(tables, step_labels.label(tables), 100) is None
-
-
-def test_counters_of_each_process_grow_by_themselves() -> None:
-    system = [reading(at, "run_delay_ns", at * 1e8 * pid, pid=pid) for at in (0, 1, 3) for pid in (1, 2)]
-    made = found(system, ranks=[rank_info(0, pid=1), rank_info(1, pid=2)])
-    assert values(made) == {
-        ("run_delay_share", "rank-0"): pytest.approx((0.1, 0.1)),
-        ("run_delay_share", "rank-1"): pytest.approx((0.2, 0.2)),
-    }
 
 
 def test_too_many_subjects_are_counted_and_left_out() -> None:

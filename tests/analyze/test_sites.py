@@ -61,26 +61,6 @@ def test_two_of_the_users_over_one_data_set_are_not_chosen_between() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "framework"),
-    [
-        ([("lightning.Trainer", None)], "lightning"),
-        ([("lightning.Fabric", None)], "fabric"),
-        ([(ARGUMENTS, None), ("accelerate.Accelerator", "transformers/trainer.py")], "transformers"),
-        ([("accelerate.Accelerator", None)], "accelerate"),
-        ([("accelerate.Accelerator", "transformers/trainer.py")], None),
-        ([("skorch.NeuralNet", "skorch/classifier.py")], "skorch"),
-        ([(ARGUMENTS, "trl/trainer/sft_config.py")], "transformers"),
-        ([("AdamW", None), ("GradScaler", None)], None),
-    ],
-)
-def test_the_framework_is_the_one_that_the_user_told_its_settings(
-    told: list[tuple[str, str | None]], framework: str | None
-) -> None:
-    found = analyzed(*(site(5, what=what, via=via) for what, via in told)).settings
-    assert (found.framework if found is not None else None) == framework
-
-
-@pytest.mark.parametrize(
     ("name", "package", "framework", "line"),
     [("Accelerate", "accelerate", "accelerate", None), ("HF Trainer", "transformers", "transformers", 12)],
 )
@@ -201,10 +181,6 @@ def manifest(**options: Any) -> dict[str, Any]:
 
 def facts(journal: list[dict[str, Any]], **tables: Any) -> TrialFacts:
     return some(sites.trial(make_tables(journal=journal, **tables)))
-
-
-def test_a_run_without_any_of_it_has_no_trial() -> None:
-    assert sites.trial(make_tables(journal=[{"kind": "gc", "generation": 2}], manifests=[manifest(knobs=[])])) is None
 
 
 def test_a_knob_with_its_place_and_what_was_seen() -> None:

@@ -229,12 +229,6 @@ def test_sampled_workers_show_what_they_stood_in() -> None:
     assert next(track.label for track in made.tracks if track.kind == "worker") == "loader worker 300"
 
 
-def test_a_run_with_nothing_in_it_has_an_empty_timeline() -> None:
-    made = of_rows()
-    assert (made.tracks, made.length_ns, whole(made)) == ((), 0, [])
-    assert moments(made) == (0, 1)
-
-
 def test_traces_of_another_day_are_not_in_the_first_window() -> None:
     beside, later = (Slices(rank=rank, trace=f"worker{rank}.pt.trace.json") for rank in (1, 2))
     beside.add("cpu_op", "beside", 500, 1_000)

@@ -45,21 +45,6 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_json_follows_the_schema(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    document = json_of(capfd, "compare", sets / "base", sets / "slow")
-    assert document["schema"] == "stepscope.comparison/1"
-    (candidate,) = document["candidates"]
-    assert candidate["verdict"] == "slower"
-    assert candidate["pairs"] == 3
-    assert candidate["effect"]["low"] <= candidate["effect"]["ratio"] <= candidate["effect"]["high"]
-    assert {"knobs", "verdict", "effect", "pairs", "flags", "phases"} <= candidate.keys()
-    phases = sum(row["difference_ms"] for row in candidate["phases"])
-    assert phases == pytest.approx(
-        document["candidate"]["figures"]["mean_ms"] - document["baseline"]["figures"]["mean_ms"]
-    )
-    assert [row["name"] for row in document["changes"] if row["kind"] == "phase"] == ["data_wait"]
-
-
 def test_files_hold_what_is_shown_and_are_not_overwritten(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = ("--json", "c.json", "--html", "c.html", "--csv", "c.csv")
     sides = sets / "base" / "run-0", sets / "slow" / "run-0"

@@ -207,11 +207,6 @@ def test_csv_has_the_same_rows(hosts_folder: Path, capfd: pytest.CaptureFixture[
     assert read["node1"]["cost_ms"] == ""
 
 
-def test_the_filters_of_the_list_choose_the_runs(hosts_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    document = json_of(capfd, "runs", "--hosts", hosts_folder, "--search", "healthy")
-    assert (document["runs"], rows_of(document)["node2"]["late"]) == (1, 0)
-
-
 @pytest.mark.parametrize("kind", ["stage", "rotating", "global"])
 def test_what_is_no_hosts_fault_is_not_counted(tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     path = reported(reduced_run(tmp_path / "runs" / "one")) / "report.json"

@@ -131,12 +131,6 @@ def findings(*pairs: tuple[Profile, Profile]) -> list[Change]:
     return [row for row in compared(*pairs)[0] if row.kind == "finding"]
 
 
-def test_findings_go_come_and_cost_another_amount() -> None:
-    base = judged(finding("a", 10), finding("b", 5), finding("c", 3))
-    other = judged(finding("b", 8), finding("c", 3.01), finding("d", 1))
-    assert [(row.rule, row.status) for row in findings((base, other))] == [("a", "gone"), ("b", "grew"), ("d", "new")]
-
-
 def test_a_finding_is_the_same_one_where_only_its_line_or_its_folder_moved() -> None:
     base = judged(finding("a", 10, line=7), finding("a", 4, line=70, function="other"))
     other = judged(finding("a", 10, line=9), finding("a", 9, line=72, function="other"))

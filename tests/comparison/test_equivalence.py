@@ -29,11 +29,6 @@ def test_equal_to_the_bit() -> None:
     assert found.text == "the losses of 200 steps are the same bit for bit"
 
 
-def test_another_augmentation_is_within() -> None:
-    verdicts = [equivalence([learning(seed)], [learning(seed + 1000)]).within for seed in range(200)]
-    assert verdicts.count(True) == 200
-
-
 @pytest.mark.parametrize("last", [1.2, 2.15])
 def test_stuck_fails_even_where_there_is_little_to_learn(last: float) -> None:
     """With the batches of the baseline and 200 steps; a fall from 2.3 to 2.15 is 7 %, of which the band is most."""

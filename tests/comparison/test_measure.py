@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ from stepscope.model.views import Overview, StepBreakdown, Summary
 from stepscope.tables.schema import Tables
 from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, step_rows
 from tests.records import some
-
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
 
 
 def measured(tables: Tables, **options: Any) -> Measure:
@@ -113,35 +110,6 @@ def test_an_iterator_for_evaluation_is_none_of_training() -> None:
     found = of_steps(rows, journal=[loader_event(T0 + 550 * MS, 40, id=2), loader_event(T0 + 700 * MS, 20)])
 
     assert parts(found)[RESTART] == pytest.approx((20 + 30) / 99)
-
-
-def ranked(rank: int, process: str | None = None, count: int = 40, **fields: Any) -> list[dict[str, Any]]:
-    return step_rows(count, rank=rank, process=process or f"rank-{rank}", **fields)
-
-
-def test_ranks_are_measured_over_the_same_steps() -> None:
-    """Rank 1 takes longer to warm up, rank 0 is in a window for a while and carries a monitor once: no such step counts
-    on any rank."""
-    first, second = ranked(0), ranked(1, forward_ms=5)
-    for row in second[:4]:
-        row.update(wall_ns=200 * MS)
-    for row in first[20:23]:
-        row.update(in_window=True, wall_ns=300 * MS)
-    for row in second[20:23]:
-        row.update(wall_ns=300 * MS)  # it waits for rank 0, whose window is
-    first[30]["wall_ns"] = second[30]["wall_ns"] = 50 * MS
-    found = of_steps([*first, *second], journal=[{"kind": "monitor", "step": 30, "measured": ["norms"], "time_ns": T0}])
-
-    assert (found.steps, found.dropped) == (40 - 4 - 3 - 1, 4)
-    assert found.mean_ms == pytest.approx(11)
-    assert parts(found)["forward"] == pytest.approx(4)
-
-
-def test_samples_of_ranks_add_up() -> None:
-    found = of_steps([*ranked(0, samples=8), *ranked(1, samples=16), *ranked(2, samples=None)])
-
-    assert found.samples_per_step == pytest.approx(24)
-    assert found.samples_per_second == pytest.approx(2400)
 
 
 def overview(walls_ms: list[float], worker: str = "a", run: str = "", *, has_steps: bool = True) -> Overview:

@@ -255,12 +255,6 @@ def test_energy_has_the_interval_of_the_step_time(ratios: list[float], word: str
     assert "joules_per_step" not in found.effects
 
 
-def test_a_batch_that_is_not_known_is_compared_by_the_step() -> None:
-    given = drawing([0.8] * 5, joules_per_sample=None)
-    found = some(outcome([], given).energy)
-    assert (found.figure, found.text.partition(" by ")[0]) == ("joules_per_step", "less energy a step")
-
-
 def test_what_one_side_lacks_is_said_and_not_compared() -> None:
     lacking = some(outcome([], drawing([0.8, 0.8, None, 0.8, 0.8])).energy)
     assert (lacking.word, lacking.text) == (UNDECIDED, "energy is not compared: B2: no counter")

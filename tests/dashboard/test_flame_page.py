@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
-from stepscope.report import flame as colours
 from stepscope.report.flame import document
 from tests.dashboard.plain_pages import Page, embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
@@ -95,12 +94,3 @@ def test_the_policy_lets_nothing_run_but_what_the_page_was_made_with() -> None:
                 executed = text.removeprefix("<![CDATA[").removesuffix("]]>")
                 digest = base64.b64encode(hashlib.sha256(executed.encode()).digest()).decode()
                 assert f"'sha256-{digest}'" in rules[f"{tag}-src"]
-
-
-@pytest.mark.parametrize(
-    ("value", "base", "word"),
-    [(10, 10, "about the same"), (10, 9.9, "about the same"), (10, 0, "new"), (0, 10, "gone"), (10, 5, "grown"),
-     (5, 10, "shrunk"), (0, 0, "about the same"), (0.01, 0, "about the same")],
-)  # fmt: skip
-def test_words_for_changes(value: float, base: float, word: str) -> None:
-    assert colours.CHANGES[colours.change(value, base, 100)][0] == word

@@ -97,14 +97,6 @@ def test_smoothing_says_so_and_leaves_the_values(run: api.Run) -> None:
     assert smooth["values"][120] is None
 
 
-def test_over_time_all_values_stand_where_they_were_kept(run: api.Run) -> None:
-    chart = part(page(run, "metrics", over="time"), "m-train-loss")
-    assert (chart["x"]["unit"], chart["select"]) == ("s", None)
-    assert chart["x"]["values"][:2] == pytest.approx([0.015, 0.025])
-    saved = next(mark for mark in chart["marks"] if mark["label"] == "checkpoint")
-    assert saved["from"] == pytest.approx(1.515)
-
-
 def test_what_happened_is_marked(run: api.Run, tmp_path: Path) -> None:
     marks = part(page(run, "metrics"), "m-train-loss")["marks"]
     assert [(mark["from"], mark["label"]) for mark in marks] == [
@@ -167,31 +159,6 @@ def test_layers_are_a_map_and_small_charts(run: api.Run) -> None:
     assert not any(chart["title"].startswith("watch/") for chart in parts(page(run, "metrics"), "chart"))
 
 
-def test_layers_of_other_runs_stand_below_those_of_this_one(run: api.Run, tmp_path: Path) -> None:
-    catalog = Runs({"one": run, "two": trained(tmp_path, "other")})
-    found = page(run, "metrics", catalog=catalog, key="one", group="layers", **{"with": "two"})
-    heat, small = parts(found, "chart")
-    names = [f"blocks.{layer}.weight{of}" for layer in range(3) for of in ("", ": run two")]
-    assert list(series(heat)) == list(series(small)) == names
-    drawn = series(heat)
-    assert drawn[names[0]] == drawn[names[1]]
-    assert heat["sentence"].startswith("grad of 3 layers, of 2 runs, over steps 0 to 290: between 0.01 and 30")
-    assert "NaN first in blocks.1.weight at step 120" in heat["sentence"]
-
-
-def test_a_map_of_many_steps_keeps_the_highest_and_what_is_no_number(tmp_path: Path) -> None:
-    rows = step_rows(2_000)
-    times = [row["start_ns"] for row in rows]
-    values = [1.0] * 2_000
-    values[777], values[1_234] = 50.0, math.nan
-    events = [metrics_event(("watch/grad/a", "watch", times, values))]
-    run = api.open_run(make_run_folder(tmp_path, steps=rows, events=events), options=OPTIONS)
-    heat = part(page(run, "metrics"), "heat-grad")
-    assert len(heat["x"]["values"]) == 200
-    assert heat["series"][0]["values"].index(50.0) == 77
-    assert heat["series"][0]["odd"] == [[123, "NaN"]]
-
-
 def test_long_curves_are_thinned_with_what_stands_out(tmp_path: Path) -> None:
     rows = step_rows(6_000)
     times = [row["start_ns"] for row in rows]
@@ -224,12 +191,6 @@ def test_a_run_without_curves_says_what_to_record(nothing: api.Run, run: api.Run
     (empty,) = parts(page(nothing, "metrics"), "empty")
     assert "stepscope.log" in empty["record"]
     assert empty["command"].startswith("stepscope run ")
-
-
-def test_the_page_of_steps_leads_here(run: api.Run, small: api.Run) -> None:
-    (link,) = [block["link"] for block in parts(page(run, "steps"), "text") if "link" in block]
-    assert link["page"] == "metrics"
-    assert not any("link" in block for block in parts(page(small, "steps"), "text"))
 
 
 def test_a_file_holds_few_points_and_no_choice(run: api.Run) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stepscope import api
-from stepscope.dashboard import blocks, pages
+from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext, flame, timeline
 from stepscope.errors import UsageError
 from stepscope.model import Report
@@ -19,7 +16,6 @@ from stepscope.report.experiment_report import dumps
 from tests.builders import step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.opened import OPTIONS, Runs, figures, harmful, is_empty, page, part, parts, said
-from tests.read.memory_files import Allocator
 from tests.records import replace
 from tests.report import fabricate_compilers
 from tests.report.fabricate_experiment import experiment
@@ -86,14 +82,6 @@ def test_what_no_trace_holds_of_a_choice_is_said(workers: api.Run) -> None:
         assert "between 1 and 2" in earlier["why"]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, None), (True, 1), (3, 3), (1.5, 1.5), (math.nan, None), (math.inf, None), (np.int64(7), 7), ("7", None)],
-)
-def test_numbers_are_finite_or_missing(value: Any, shown: Any) -> None:
-    assert blocks.number(value) == shown
-
-
 def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, nothing: api.Run) -> None:
     asleep = {"what": "asleep", "ms": 30.0, "share": 0.3, "source": "system.jsonl"}
     row = {"ms": 30.0, "share": 0.3, "parts": [asleep], "unseen": [], "large": True}
@@ -129,22 +117,6 @@ def test_one_operator_shows_what_lies_behind_it_however_it_is_called(workers: ap
     rows = part(page(workers, "operators"), "operators")["rows"]
     (shown,) = [row["name"] for row in rows if row["name"].startswith("aten::\\x1b")]
     assert part(page(workers, "operators", operator=shown), "stacks")["rows"]
-
-
-def test_a_snapshot_of_the_allocator(tmp_path: Path) -> None:
-    allocator = Allocator()
-    allocator.record()
-    first = allocator.allocate(1_000_000, line=11)
-    allocator.allocate(500_000, line=12)
-    allocator.free(first)
-    allocator.out_of_memory(2**40, device_free=77, line=13)
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps(allocator.snapshot()))
-    document = page(api.open_run(path), "memory")
-    (state,) = part(document, "memory-states")["rows"]
-    (failed,) = part(document, "out-of-memory")["rows"]
-    assert (state["in_use_bytes"], failed["requested_bytes"], failed["place"]["line"]) == (500_000, 2**40, 13)
-    assert sorted(part(document, "memory-peak-line")["series"][0]["values"]) == [500_000, 1_000_000]
 
 
 def test_of_compilers_no_source_is_quoted_where_none_is_wanted(plain: api.Run) -> None:

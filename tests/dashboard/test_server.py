@@ -15,9 +15,7 @@ from tests import gpu_traces
 from tests.dashboard.client import Dashboard
 from tests.dashboard.opened import harmful
 
-BLOCKS = {"text", "empty", "figures", "facts", "table", "chart", "findings", "timeline", "flame", "choice"}
 Served = Callable[[str], str]
-QUICK = ("small", "fuzzed", "growing", "cpu", "gpu")
 
 
 def test_a_head_lists_what_can_be_chosen(dashboard: Dashboard, served: Served) -> None:

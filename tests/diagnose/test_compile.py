@@ -76,15 +76,6 @@ def test_inputs_beyond_the_limit_run_eagerly_since_a_step_because_of_a_line() ->
     assert values(finding)["the compiler's reason"] == "2/7: s.calls == 7"
 
 
-def test_the_cost_of_the_limit_is_what_its_cure_would_save() -> None:
-    first = cause("compile", "", total_ms=5_000.0)
-    finding = only(view(first, counter(), limit()), "compile.limit_hit")
-    assert finding.cost_ms_per_step == pytest.approx(720 / 20)
-    assert finding.share == finding.gain_ceiling == pytest.approx(720 / 2_000)
-    assert finding.severity == "critical"
-    assert finding.confidence == "high"
-
-
 def test_the_ceiling_holds_for_steps_behind_warm_up_and_what_compilers_do_not_tell() -> None:
     """Of 40 steps the first takes 8 of 12 s, for the device; the last 30 compile all the time and tell of half."""
     of_steps = steps(40, 12_000.0, compile_ms=2_000.0, late_compile_ms=1_500.0, late_wall_ms=3_000.0, mean_quiet_ms=2.0)
@@ -150,13 +141,6 @@ def test_the_cost_is_spread_over_training_steps_and_the_share_is_of_all_steps() 
     assert "in evaluation" in finding.title
     assert finding.cost_ms_per_step == pytest.approx(600 / 20)
     assert finding.share == pytest.approx(600 / 3_000)
-
-
-def test_compiling_between_steps_counts_and_never_beyond_the_whole() -> None:
-    outside = cause("recompile", "shape", count=3, total_ms=6_000.0, in_main_steps_ms=0.0)
-    finding = only(view(outside), "compile.same_cause")
-    assert finding.cost_ms_per_step == pytest.approx(300)
-    assert finding.share == pytest.approx(6_000 / 8_000)
 
 
 def test_few_steps_lower_the_confidence() -> None:

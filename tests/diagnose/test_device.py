@@ -279,16 +279,6 @@ def test_without_a_device_the_rules_abstain_in_silence_and_on_one_by_what_is_mis
     assert needs(without)[TENSORS] == ("the compute capability of the GPU", False)
 
 
-def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
-    made = scene("sync.host_waits")
-    outside = [{**row, "step": 100 + number, "in_window": False} for number, row in enumerate(step_rows(20))]
-    made.steps += [{**row, "start_ns": row["start_ns"] + 10**10} for row in outside]
-    window = WindowFacts(0, "worker0.pt.trace.json", "stepscope", 4, False, "", None, None, None, None)
-    finding = found(replace(analyze(made.tables(V100)), windows=(window,)))["sync.host_waits"]
-    assert finding.cost_ms_per_step == pytest.approx(finding.share * 10)
-    assert finding.share == pytest.approx(105 / 400, abs=0.01)
-
-
 def test_the_thread_that_updates_parameters_trains_whatever_autograds_thread_takes() -> None:
     def fill(scene: Scene) -> None:
         scenes.reads_value(scene)

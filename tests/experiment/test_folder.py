@@ -109,17 +109,6 @@ def written(path: Path) -> Journal:
     return book
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    book = written(tmp_path / "j")
-    book.close()
-    again = Journal(tmp_path / "j")
-    again.open()
-    assert again.state == book.state
-    assert again.state.made[0].slot == SLOT
-    assert (again.state.key, again.state.runs, again.state.open) == ("0123", 1, ())
-    again.close()
-
-
 def test_a_torn_last_line_is_cut_off_and_written_over(tmp_path: Path) -> None:
     written(tmp_path / "j").close()
     whole = (tmp_path / "j").read_bytes()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stepscope.export import export as merge
-from tests.export.traces import BASE_NS, check_format, export, load, of, save, slice_, timed
+from tests.export.traces import BASE_NS, export, load, of, save, slice_, timed
 
 MS = 1_000_000
 KERNELS = {
@@ -99,36 +99,6 @@ def merged(job: Job, folder: Path, *options: Any) -> tuple[str, Any]:
     """What `export` says of the job's traces, and the export."""
     done = export(job.record().save(folder / "traces"), *options, "-o", folder / "out.json")
     return done, load(folder / "out.json")
-
-
-def ends_apart(content: Any) -> float:
-    """By how much ends of the same collective differ in an export, the median, ns."""
-    of_call: dict[int, list[int]] = {}
-    for event in of(content, "X"):
-        if "Seq" in event.get("args", {}):
-            start, length = (round(float(event[key]) * 1000) for key in ("ts", "dur"))
-            of_call.setdefault(event["args"]["Seq"], []).append(start + length)
-    return float(np.median([max(ends) - min(ends) for ends in of_call.values()]))
-
-
-@pytest.mark.parametrize("numbered", [True, False])
-def test_hosts_are_moved_onto_one_clock(tmp_path: Path, numbered: bool) -> None:
-    job = Job([0, 12_345_678, -40 * MS])
-    job.numbered = numbered
-    done, content = merged(job, tmp_path)
-    check_format(tmp_path / "out.json")
-    clocks = {one["host"]: one for one in content["stepscopeClocks"]}
-    assert set(clocks) == {"node1", "node2"}
-    for host, planted in (("node1", 12_345_678), ("node2", -40 * MS)):
-        (moved,) = set(clocks[host]["moved_ns"])
-        assert abs(moved - planted) <= clocks[host]["bound_ns"] < 0.5 * MS
-        assert clocks[host]["reference"] == "node0"
-        assert clocks[host]["reason"] == ""
-    assert "node1 (ranks 2, 3): moved by -12.3" in done
-    assert "node2 (ranks 4, 5): moved by +40.0" in done
-    assert done.count(" onto the clock of node0, to ±") == 2
-    if numbered:
-        assert ends_apart(content) < 100_000
 
 
 def test_nothing_but_the_start_of_an_event_changes_and_of_a_source_all_by_the_same(tmp_path: Path) -> None:

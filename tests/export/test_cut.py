@@ -54,20 +54,6 @@ def test_a_whole_trace_keeps_every_time_and_name_and_of_metadata_what_is_known(s
     assert set(load(out)) == {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "traceEvents"}
 
 
-def test_steps_are_the_ones_asked_for(source: Path, out: Path) -> None:
-    export(source, "--steps", "6:7", "-o", out)
-
-    check_format(out)
-    found = slices(out)
-    annotations = [name for name, _ in found if name.startswith("ProfilerStep")]
-    assert annotations == ["ProfilerStep#6", "ProfilerStep#7"]
-    # the host's work of two steps, and the kernels they launched, the last of which runs after them
-    assert [start for name, start in found if name == "aten::mm"] == [1150.25, 1250.25]
-    # of step 5 the kernel that ran while step 6 did
-    assert [start for name, start in found if name == "gemm"] == [1130.125, 1230.125, 1330.125]
-    assert [event["args"]["Bytes"] for event in of(load(out), "i")] == [64 * 6, 64 * 7]
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -84,20 +70,6 @@ def test_a_range_keeps_what_overlaps_it_whole(source: Path, out: Path, given: st
     assert sorted(name for name, _ in slices(out)) == expected
     annotation = next(event for event in of(load(out), "X") if event["name"].startswith("ProfilerStep"))
     assert ns(annotation["dur"]) == 99_500
-
-
-def test_categories_choose_slices_and_with_them_arrows(source: Path, out: Path) -> None:
-    export(source, "--categories", "kernel,CUDA_Runtime", "--range", "0s:1s", "-o", out)
-    assert {event["cat"] for event in of(load(out), "X")} == {"kernel", "cuda_runtime"}
-    assert len(of(load(out), "s")) == len(of(load(out), "f")) == 4
-    assert of(load(out), "i") == []
-
-    export(source, "--categories", "kernel", "--categories", "memory", "--force", "-o", out)
-    assert {event["cat"] for event in of(load(out), "X")} == {"kernel"}
-    assert len(of(load(out), "i")) == 4
-
-    export(source, "--categories", "kernel", "--force", "-o", out)
-    assert {event["ph"] for event in load(out)["traceEvents"]} == {"M", "X"}
 
 
 @pytest.mark.parametrize("late_ns", [0, 1_500_000_000])

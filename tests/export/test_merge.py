@@ -55,16 +55,6 @@ def processes(content: Any) -> dict[int, str]:
     return {e["pid"]: e["args"]["name"] for e in of(content, "M") if e["name"] == "process_name"}
 
 
-def test_ranks_stand_on_one_clock_to_the_nanosecond(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "-o", out)
-
-    check_format(out)
-    expected = [*timed(load_loosely(ranks[0])), *timed(load_loosely(ranks[1]))]
-    assert sorted(timed(load(out))) == sorted(expected)
-    starts = [e["ts"] for e in of(load(out), "X") if e["name"] == "ProfilerStep#5"]
-    assert starts == ["0.000", "500.003"]
-
-
 def test_ids_never_meet_across_ranks(ranks: list[Path], out: Path) -> None:
     export(*ranks, "-o", out)
 

@@ -193,13 +193,6 @@ def wait_for_steps(out: Path, count: int, process: subprocess.Popen[bytes]) -> N
     raise AssertionError(f"no {count} steps in {out}; status {process.poll()}; stderr:\n{stderr}")
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of an append-only file."""
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
-
-
 def line_of(path: Path, fragment: str) -> int:
     """Number of the first line of `path` that holds `fragment`."""
     for number, line in enumerate(path.read_text().splitlines(), 1):

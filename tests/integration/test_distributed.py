@@ -43,10 +43,6 @@ SRUN = [PYTHON, str(SCRIPTS / "srun.py")]
 SLOW_LINE = SCRIPTS / "slow_line.py"
 SLOW, RANKS = 2, 3
 STEPS = 140  # some ten seconds: a whole segment of stacks lies in them, whenever the first one begins
-RATE = (
-    "--rate",
-    "50",
-)  # by default some 70 stacks of each rank, of which a busy machine leaves fewer than a line needs
 RUN = [PYTHON, "-m", "stepscope", "run"]
 
 

@@ -124,15 +124,6 @@ def read_journal(tmp_path: Path, lines: list[Any], tail: str = "") -> tuple[list
     return read_steps(path, losses, "steps.jsonl"), losses
 
 
-def test_rows_by_name_without_the_torn_last_line(tmp_path: Path):
-    for lines in ([HEADER, *rows()], rows()):  # without a header the known columns hold
-        steps, losses = read_journal(tmp_path, lines, tail='[3,"train",0,17500')
-        assert [step["step"] for step in steps] == [0, 1, 2]
-        assert steps[0]["data_wait_ns"] == MS
-        assert (steps[0]["first_batch"], steps[1]["first_batch"], steps[0]["in_window"]) == (True, False, False)
-        assert losses.counts == {"torn_lines": 1}
-
-
 def test_newer_and_older_columns(tmp_path: Path):
     newer = {"columns": [*STEP_COLUMNS, "energy_j"]}
     steps, losses = read_journal(tmp_path, [newer, *[[*row, 7] for row in rows()]])
@@ -178,19 +169,6 @@ def run_with(tmp_path: Path, content: Any) -> RawRun:
 def times(record: Any, start_us: Any, end_us: Any, **more: Any) -> dict[str, Any]:
     stretches = {"record": record, "start_us": start_us, "end_us": end_us}
     return {"schema": "stepscope.times/1", "start_ns": T0, "stretches": stretches, **more}
-
-
-def test_times_of_stacks(tmp_path: Path):
-    run = run_with(tmp_path, times([1, 0], [0, 500], [500, 2000]))
-    found = run.hosts[0].segments[0].stretches
-    assert [*zip(found.record, found.start_ns, found.end_ns, strict=True)] == [
-        (1, T0, T0 + 500_000),
-        (0, T0 + 500_000, T0 + 2_000_000),
-    ]
-    assert not run.losses.counts
-    run = read_run(make_run_folder(tmp_path / "without", stacks_raw=RAW_TWO))
-    assert not run.hosts[0].segments[0].stretches.record
-    assert not run.losses.counts
 
 
 def test_single_bad_stretches_are_counted(tmp_path: Path):

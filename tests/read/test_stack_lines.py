@@ -5,7 +5,6 @@ What falls to a bound is said or still counted.
 
 from __future__ import annotations
 
-import cProfile
 import gzip
 import json
 import re
@@ -98,26 +97,6 @@ def test_what_is_not_escaped(text: str, expected: list[tuple[Any, ...]]):
 )
 def test_frames_are_read_from_the_right(text: str, frame: Frame):
     assert stacks(f"{HEAD}<module> (x.py:1);{text} 8\n")[0].frames[1:] == (frame,)
-
-
-FORK_SERVER = "python -B -c from multiprocessing.forkserver import main; main(8, 9, ['__main__'])"
-
-
-def test_chains_of_processes_and_what_they_are():
-    source = PySpyRaw(Path("x"))
-    lines = [
-        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";thread (1): MainThread;r (run.py:1) 1',
-        'process 1:"/usr/bin/python3 /opt/bin/torchrun --nproc_per_node 2 t.py";process 2:"python -u --key abc-secret";'
-        "thread (2): MainThread;f (t.py:1) 2",
-        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";thread (3): MainThread;f (t.py:1) 3',
-        f'process 2:"python -u t.py";process 3:"{FORK_SERVER}";process 4:"{FORK_SERVER}";thread (4): M;f (t.py:1) 4',
-        'process 2:"python -u t.py";process 5:"python -c from multiprocessing.resource_tracker import main;main(5)";'
-        "thread (5): MainThread;f (t.py:1) 5",
-    ]
-    found = list(source.parse([lines], FrameNames(), Losses()))
-    assert [stack.pids for stack in found] == [(1,), (1, 2), (2, 3), (2, 3, 4), (2, 5)]
-    assert source.hints == {1: "launcher", 3: "helper", 4: "spawned", 5: "helper"}
-    assert "secret" not in repr(found)
 
 
 def test_deep_stacks_and_hostile_parentheses():
@@ -336,13 +315,6 @@ def test_modes_of_austin(tmp_path: Path, mode: str, idle: bool | None, unit: str
     assert (source.idle, source.unit) == (idle, unit)
 
 
-def test_all_metrics_of_austin_and_an_older_one(tmp_path: Path):
-    text = "# austin: 3.7.0\n# mode: full\nP1;T0:1;a.py:f:3 700,1,-4096\nP1;T0:1;a.py:f:3 300,0,8\n"
-    assert [stack.samples for stack in read_all(opened(tmp_path / "x", text)).stacks] == [1000]
-    (stack,) = read_all(opened(tmp_path / "x", "P12;T0x7f45;a.py:f:3 100\n")).stacks
-    assert (stack.pids, stack.thread) == ((12,), "0x7f45")
-
-
 @pytest.mark.parametrize("reader", [Collapsed, Tachyon, Austin])
 def test_bad_lines_are_counted(tmp_path: Path, reader: type[Collapsed]):
     (tmp_path / "x").write_text(
@@ -353,7 +325,6 @@ def test_bad_lines_are_counted(tmp_path: Path, reader: type[Collapsed]):
     assert parsed.skipped_records == 6
 
 
-TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
 DEEP = ";".join(["a_function_of_some_length (/a/path/of/some/length/module.py:17)"] * 4000)
 KNOWN = {
     "py-spy raw": [
@@ -433,14 +404,6 @@ def test_what_is_said_of_other_files(tmp_path: Path, content: bytes, say: str):
     assert "\n" not in str(error.value)
 
 
-def test_a_file_of_cprofile(tmp_path: Path):
-    profile = cProfile.Profile()
-    profile.runcall(sorted, [2, 1])
-    profile.dump_stats(tmp_path / "x")
-    with pytest.raises(UnreadableInputError, match="cProfile"):
-        open_stacks(tmp_path / "x")
-
-
 def test_absent_files_and_folders(tmp_path: Path):
     assert not is_stack_file(tmp_path / "none")
     assert not is_stack_file(tmp_path)
@@ -453,20 +416,6 @@ def test_absent_files_and_folders(tmp_path: Path):
 
 RAW = 'process 5:"python train.py --token secret";thread (5): MainThread;f (x.py:1) 3\n'
 TRACE_TEXT = json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]})
-
-
-def test_a_file(tmp_path: Path):
-    path = tmp_path / "node.txt"
-    path.write_text(RAW)
-    run = read_paths([path])
-    (host,) = run.hosts
-    (segment,) = host.segments
-    assert (host.name, host.manifest, run.ranks, run.folder) == ("", None, (), tmp_path)
-    assert (segment.file, segment.source, segment.number, segment.status) == ("node.txt", "py-spy", 0, "ok")
-    assert (segment.pid, segment.start_ns, segment.end_ns, segment.rate_hz, segment.idle) == (None,) * 5
-    assert [stack.samples for stack in read_all(segment.stacks).stacks] == [3]
-    assert not segment.stretches.record
-    assert "secret" not in repr(run)
 
 
 def test_a_folder_in_the_order_of_names(tmp_path: Path):
@@ -482,14 +431,6 @@ def test_a_folder_in_the_order_of_names(tmp_path: Path):
     assert [segment.file for segment in run.hosts[0].segments] == ["profile_2.txt", "profile_10.txt", "more/a.txt"]
     assert [segment.number for segment in run.hosts[0].segments] == [0, 1, 2]
     assert run.losses.files == {"foreign_files": ["log.txt"]}
-
-
-def test_losses_name_the_file(tmp_path: Path):
-    (tmp_path / "x.txt").write_text(RAW + "garbage 4\n")
-    run = read_paths([tmp_path / "x.txt"])
-    parsed = read_all(run.hosts[0].segments[0].stacks)
-    assert parsed.losses.files == {"skipped_records": ["x.txt"], "skipped_samples": ["x.txt"]}
-    assert parsed.skipped_samples == 4
 
 
 def test_files_in_which_nothing_can_be_read(tmp_path: Path):

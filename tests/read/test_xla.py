@@ -144,27 +144,6 @@ DEBUG = analysis("Compilation", READ) + analysis("Execution", SYNC) + table((3, 
 @pytest.mark.parametrize(
     "text",
     [
-        report(15, compiles=1),
-        LOG,
-        DEBUG,
-        "loss 2\r 3%|pt-xla-profiler: CompileTime too frequent: 12 counts during 11 steps\n",
-        "x\n" * 200_000 + report(3, 1),
-        report(3, 1) + "x\n" * 200_000,
-        "Counter: MarkStep\n  Value: 15\n",
-    ],
-)
-def test_files_of_torch_xla_are_known(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "any.name"
-    path.write_text(text)
-    assert is_xla_file(path)
-    packed = tmp_path / "any.gz"
-    packed.write_bytes(gzip.compress(text.encode()))
-    assert is_xla_file(packed)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         "",
         "loss 2.5\nMetric: accuracy\nValue: 3\n",
         "thread (0x7F);main (train.py:3);forward (model.py:9) 12\n",
@@ -274,12 +253,6 @@ def test_compilations_have_cause_line_graph_and_size(tmp_path: Path) -> None:
     assert {event["duration_ns"] for event in events(run, "compile")} == {None}
     assert counts(run, "xla_executions", "line") == {28: 4, 29: 4}
     assert {event["time_ns"] for event in run.ranks[0].journal} == {None}
-
-
-def test_the_syncs_of_a_log_are_its_steps(tmp_path: Path) -> None:
-    run = read(tmp_path, debug__log=whole(warned=True))
-    assert counts(run, "compile", "step") == {0: 2, 1: 1, 2: 1, 3: 1}
-    assert events(run, "counters")[0]["counters"] == {"MarkStep": 4}
 
 
 def test_a_log_without_steps_of_its_own(tmp_path: Path) -> None:
@@ -440,13 +413,6 @@ def test_a_report_is_one_event_of_each_kind_without_a_step(tmp_path: Path) -> No
     assert standing["metrics"]["CompileTime"]["unit"] == "ns"
     assert standing["metrics"]["InboundData"]["unit"] == "bytes"
     assert run.losses.counts == {}
-
-
-def test_transfers_of_other_operators_than_reading_a_value_are_told_apart(tmp_path: Path) -> None:
-    run = read(tmp_path, report__txt=report(15, transfers=30, operators={SCALAR: 10}))
-    assert counts(run, "transfer", "operator") == {SCALAR: 10, None: 20}
-    assert total_ns(events(run, "transfer")) == 30 * 10**6
-    assert sum(event["bytes"] for event in events(run, "transfer")) == 120
 
 
 def test_rates_and_any_percentiles_are_kept(tmp_path: Path) -> None:

@@ -373,19 +373,6 @@ def test_no_alarm_in_healthy_series(read_at_once: int) -> None:
         assert watched.look([0], [1_000 * top]), seed  # though it would be heard
 
 
-def test_a_converged_loss_leaps_now_and_then() -> None:
-    """A hard sample, whose loss does not fall with the others', comes once in 120 steps."""
-    found = 0
-    for seed in range(10):
-        draw, watched = random.Random(seed), alarms.Watched()
-        for step in range(3_000):
-            value = (2 * math.exp(-step / 150) + 1e-3) * math.exp(draw.gauss(0, 1))
-            value += draw.uniform(0.2, 0.5) if draw.random() < 1 / 120 else 0.0
-            found += len(watched.look([step], [value]))
-        assert watched.look([3_000], [1_000.0]), seed
-    assert found <= 1
-
-
 @pytest.mark.parametrize("kind", ["plain", "accumulated", "adam", "tiny batches"])
 def test_no_alarm_in_a_healthy_run(captured: Captured, kind: str) -> None:
     script = Script()

@@ -21,7 +21,6 @@ from tests.reduction.jobs import (
     CLOCK_SET_AT,
     COLLECTIVE_US,
     GEMM_US,
-    MESSAGE,
     STEP_MS,
     STEPS,
     WINDOW,
@@ -79,21 +78,6 @@ def test_steps_carry_phases_collections_device_time_and_why_they_do_not_count(re
     assert [LABELS[steps[step]["label"]] for step in (0, 1, 20)] == ["warmup", "steady", "window"]
     profiled = [steps[step] for step in WINDOW]
     assert {(row["compute_us"], row["collective_us"]) for row in profiled} == {(GEMM_US, COLLECTIVE_US)}
-
-
-def test_collectives_are_kept_exactly_and_folded(reduced: Reduced) -> None:
-    (group,) = reduced.hosts[0].groups
-    found = rows(reduced, "collectives", rank=1)
-    assert [row["step"] for row in found] == list(WINDOW)
-    assert [row["sequence"] for row in found] == list(WINDOW)
-    for row in found:
-        at = T0 + (row["step"] * STEP_MS * 1000 + 5500) * 1000
-        assert (row["start_ns"], row["end_ns"]) == (at, at + COLLECTIVE_US * 1000)
-        assert (row["group"], row["kind"], row["bytes"]) == (group.id, "all_reduce", 4 * MESSAGE)
-        assert row["basis"] == "device"
-    (block,) = rows(reduced, "folded", rank=1)
-    assert (block["block"], block["count"], block["sum_us"]) == (0, len(WINDOW), len(WINDOW) * COLLECTIVE_US)
-    assert sum(block["counts"]) == len(WINDOW)
 
 
 def test_telemetry_lines_metrics_and_events(reduced: Reduced) -> None:

@@ -13,7 +13,6 @@ from stepscope.model import (
     Diagnosis,
     Finding,
     FixedCosts,
-    HotLine,
     Ignored,
     IoFacts,
     LoaderFacts,
@@ -86,11 +85,6 @@ def finding(file: str, **changes: Any) -> Finding:
 def three_findings(file: str) -> tuple[Finding, ...]:
     """A loss in the input, one in a Python loop, one in file access."""
     return kept("findings", tuple[Finding, ...], file)
-
-
-def hot_line(file: str, **changes: Any) -> HotLine:
-    """A sampled line of the data set."""
-    return replace(kept("hot_line", HotLine, file), **changes)
 
 
 def operator_row(file: str, **changes: Any) -> OperatorRow:

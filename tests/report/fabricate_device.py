@@ -20,7 +20,6 @@ from tests.records import replace
 from tests.report.fabricate import analysis, kept, run_facts
 
 MS = 1_000_000
-TRACE = "worker0.pt.trace.json"
 READING = kept("reading", ReadingFacts)
 
 

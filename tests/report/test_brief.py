@@ -41,19 +41,6 @@ def test_any_answer_is_json_of_at_most_its_size(
     assert "cut" in document or shown == whole
 
 
-def test_following_what_is_left_out_leads_through_all_rows_once() -> None:
-    rows = [{"name": f"row {number}", "text": "x" * (number % 90)} for number in range(200)]
-    seen, offset = [], 0
-    while True:
-        document = json.loads(answer({}, "rows", rows, Page(offset, max_bytes=LEAST_BYTES)))
-        seen += document["rows"]
-        found = re.search(r"offset=(\d+)", document.get("left_out", ""))
-        if found is None:
-            break
-        offset = int(found[1])
-    assert seen == rows
-
-
 def test_a_command_is_whole_or_missing() -> None:
     command = ["python", "train.py", *(f"--option-{number}" for number in range(200))]
     row = {"fix": "f" * 9_000, "prove": " ".join(command)}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.views import select
-from stepscope.model import Diagnosis, Report
+from stepscope.model import Diagnosis
 from stepscope.model.compilers import CompilerPoint, CompilersView
 from stepscope.report.document import build, read_report, report_bytes
 from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, run_facts, write_script
-from tests.report.fabricate_compilers import cause, facts, view, xla_view
+from tests.report.fabricate_compilers import cause, view, xla_view
 from tests.report.test_hostile import hostile
 from tests.report.test_terminal import shown, words_of
 
@@ -24,10 +24,6 @@ NOTHING = Diagnosis((), ())
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return write_script(tmp_path)
-
-
-def report_of(file: str, found: CompilersView | None, diagnosis: Diagnosis = NOTHING, **changes: Any) -> Report:
-    return build(analysis(Path(file).parent, compilers=found, **changes), diagnosis)
 
 
 def shown_page(file: str, found: CompilersView | None, **changes: Any) -> Page:
@@ -112,16 +108,6 @@ def test_tables_need_no_trace_and_give_a_reason_when_empty(file: str, table: str
         none = rows_of(empty, table)
         assert not none.rows
         assert none.absent
-
-
-def test_reasons_say_whether_one_looked(file: str) -> None:
-    clean = replace(view(file), causes=())
-    unwatched = replace(clean, backends=(facts(graph_breaks=None, transfers=None),))
-
-    assert "no graph broke" in str(rows_of(clean, "graph-breaks").absent)
-    assert "not watched" in str(rows_of(unwatched, "graph-breaks").absent)
-    assert "not watched" in str(rows_of(unwatched, "transfers").absent)
-    assert "not watched" not in str(rows_of(clean, "transfers").absent)
 
 
 def test_a_part_of_traces_cannot_be_asked_for(file: str) -> None:

@@ -15,7 +15,6 @@ from stepscope.dashboard.pages import experiments
 from stepscope.errors import UnreadableInputError
 from stepscope.report import experiment_report
 from tests.report.fabricate_experiment import (
-    REPEAT,
     experiment,
     screening,
     self_test,
@@ -23,25 +22,6 @@ from tests.report.fabricate_experiment import (
 )
 
 GOLDEN = Path(__file__).with_name("golden_experiment.json")
-KEYS = ("schema", "baseline", "candidates")
-CANDIDATE_KEYS = ("knobs", "verdict", "effect", "pairs", "flags", "phases")
-
-
-def test_the_document_has_the_keys_of_the_schema() -> None:
-    document = json.loads(experiment_report.dumps(experiment()))
-
-    assert document["schema"] == "stepscope.experiment/1"
-    assert set(KEYS) <= set(document)
-    winner = document["candidates"][3]
-    assert set(CANDIDATE_KEYS) <= set(winner)
-    assert winner["knobs"] == [
-        {"knob": "loader.num_workers", "value": "2"},
-        {"knob": "loader.persistent_workers", "value": "true"},
-    ]
-    assert (winner["verdict"], winner["pairs"]) == ("faster", 3)
-    assert (winner["effect"]["ratio"], winner["effect"]["low"], winner["effect"]["high"]) == (0.62, 0.60, 0.64)
-    assert winner["change"] == ["train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)"]
-    assert document["repeat"] == REPEAT
 
 
 @pytest.mark.parametrize("make", [experiment, screening, self_test])

@@ -66,17 +66,6 @@ def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
     assert "governor powersave" in noise
 
 
-def test_everything_is_written_and_reads_back(report: Report, tmp_path: Path) -> None:
-    out = tmp_path / "experiment"
-    out.mkdir()
-    paths = experiment_report.write(experiment(), report, out, experiments.render)
-
-    assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
-    assert experiment_document(load(out)) == experiment_document(experiment())
-    assert load_report(out / "report.json").views["experiment"]["runs"] == 19
-    assert "makes training faster" in (out / "report.html").read_text()
-
-
 def test_without_a_run_of_the_baseline_the_page_holds_the_experiment(tmp_path: Path) -> None:
     experiment_report.write(experiment(), None, tmp_path, experiments.render)
     page = Page((tmp_path / "report.html").read_text())

@@ -21,7 +21,6 @@ ROOT = "/home/user/project"
 
 VIEWS = kept("sampled", SampledViews)
 (WAIT,), SLOW, RANKS = VIEWS.waits, some(VIEWS.slow_steps), some(VIEWS.rank_lines)
-PARTS = WAIT.parts
 EMPTY = SampledViews(stages=(), phases={}, waits=(), slow_steps=None, rank_lines=None, absent={"waits": "none"})
 
 

@@ -39,12 +39,6 @@ def test_figures_in_words(say: Callable[..., str], case: tuple[Any, ...]) -> Non
     assert say(*values) == text
 
 
-def test_signals_are_named() -> None:
-    assert words.signal("loader") == "the loader's next fetch"
-    assert words.signal("optimizer,user") == "the optimizer's step or the user's own mark"
-    assert words.signal("new\x1b") == "new\\x1b"
-
-
 @pytest.mark.parametrize(
     ("status", "text"), [(0, None), (None, None), (3, "status 3"), (137, "SIGKILL"), (255, "status 255")]
 )
@@ -91,10 +85,6 @@ def test_what_was_there_can_be_read() -> None:
     assert plain("Größe 🙂 [bold]") == "Größe 🙂 [bold]"
     assert one_line("two\n  lines") == "two lines"
     assert markup("<b a='\"&'>") == "&lt;b a=&#x27;&quot;&amp;&#x27;&gt;"
-
-
-def test_long_text_is_cut() -> None:
-    assert plain("x" * 1_000, 10) == "x" * 9 + "…"
 
 
 def cell(value: object) -> str:

@@ -78,23 +78,6 @@ def test_too_few_trials_rank_nothing() -> None:
     assert "nothing to rank" in str(made(12, RANGES, lambda _: 1.0).note)
 
 
-def test_choices_logarithms_and_correlations() -> None:
-    params = (
-        Parameter("lr", 1e-5, 1e-1, log=True),
-        Parameter("size", choices=("8", "16", "32")),
-        Parameter("kind", choices=("a", "bb", "cccc")),
-        Parameter("same", choices=("x", "y")),
-    )
-    found = made(40, params, lambda at: 5 * math.log10(at["lr"]) + at["kind"])
-    by_name = {row.param: row for row in found.rows}
-    assert found.important[0] == "lr"
-    assert by_name["lr"].pearson == pytest.approx(1.0, abs=0.05)
-    assert by_name["lr"].spearman == pytest.approx(1.0, abs=0.1)
-    assert (by_name["kind"].pearson, by_name["kind"].spearman) == (None, None)  # words have no order
-    assert by_name["size"].pearson is not None
-    assert by_name["kind"].importance > by_name["same"].importance
-
-
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_a_trial_that_diverged_does_not_decide_alone(scale: float) -> None:
     numbers = iter(range(24))

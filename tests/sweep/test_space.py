@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,28 +68,6 @@ def test_a_metric_says_what_is_better() -> None:
             objective(text, "last")
     with pytest.raises(UsageError, match="there are last, best, tail"):
         objective("loss:min", "median")
-
-
-@pytest.mark.parametrize(
-    ("params", "more", "said"),
-    [
-        ((), {}, "nothing to vary"),
-        (("arg:--a=1,2",), {"metrics": ()}, "no metric"),
-        (("arg:--a=1,2",), {"metrics": ("a:min", "b:min", "c:min")}, "more than 2"),
-        (("arg:--a=1,2",), {"metrics": ("a:min", "a:max")}, "given twice"),
-        (("arg:--a=1,2",), {"prune_after": 5, "metrics": ("joules",)}, "not by joules"),
-        (("arg:--a=1,2", "arg:--a=1..2"), {}, "given twice"),
-        (("arg:--a=0.5..1",), {"sampler": "grid"}, "needs values"),
-        (("arg:--a=1,2",), {"sampler": "bayes"}, "there are tpe, random, grid"),
-        (("arg:--a=1,2",), {"trials": 0}, "--trials 0"),
-        (("arg:--a=1,2",), {"seed": -1}, "--seed -1"),
-        (("arg:--a=1,2",), {"budget_s": math.nan}, "--budget"),
-        (("arg:--a=1,2",), {"prune_after": 5, "metrics": ("a:min", "b:min")}, "judges by one metric"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(params: tuple[str, ...], more: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        request(*params, **more)  # type: ignore[arg-type]
 
 
 def test_more_trials_and_time_are_the_same_sweep() -> None:

@@ -53,20 +53,6 @@ def build(tmp_path: Path, events: list[dict[str, Any]], steps: tuple[int, int] |
     return tables.build(run_of(path), BuildOptions(steps=steps))
 
 
-@pytest.mark.parametrize(("first", "last", "kept"), [(5, 5, [5]), (5, 9, [5, 6]), (0, 4, [4])])
-def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, last: int, kept: list[int]):
-    built = build(tmp_path, three_steps(), (first, last))
-    assert built.steps["step"].to_list() == kept
-    assert built.events["id"].to_list() == list(range(built.events.height))
-    enclosing = pl.col("category") == "gpu_user_annotation"
-    assert set(built.events.filter(~enclosing)["step"].drop_nulls()) == set(kept)
-    assert "train.py(1): main" in built.events["name"]
-    names = dict(zip(built.events["id"], built.events["name"], strict=True))
-    assert [names[i] for i in built.links["event"]] == ["gemm"] * len(kept)
-    assert [names[i] for i in built.links["operator"]] == ["aten::mm"] * len(kept)
-    assert [names[i] for i in built.links["frame"]] == ["train.py(1): main"] * len(kept)
-
-
 @pytest.mark.parametrize(("start", "duration", "process"), [(200, 101, 1), (220, 50, 1), (250, 100, 2)])
 def test_a_mark_told_twice_inside_another_or_of_another_process_is_no_step(
     tmp_path: Path, start: int, duration: int, process: int
@@ -212,23 +198,6 @@ def test_where_steps_are_small_the_device_may_lag_far_behind(tmp_path: Path):
     links = built(written(tmp_path / "a.json", late)).links
     assert links.height == 3
     assert links["launch"].null_count() == 0
-
-
-@pytest.mark.parametrize("large_bytes", [1, 2**30])
-def test_what_encloses_the_steps_has_self_time_in_them_alone(
-    tmp_path: Path, large_bytes: int, monkeypatch: pytest.MonkeyPatch
-):
-    around = [
-        slice_of("train.py(1): main", 0, 100 * (STEPS + 4), "python_function") | {"tid": 2},
-        slice_of("train.py(9): early", 350, 40, "python_function") | {"tid": 2},
-        slice_of("train.py(9): entering", 2_080, 50, "python_function") | {"tid": 2},  # step 20 begins at 2,100
-        slice_of("train.py(9): inside", 2_210, 30, "python_function") | {"tid": 2},
-        slice_of("aten::add", 2_215, 10) | {"tid": 2},
-    ]
-    monkeypatch.setattr(ingest, "LARGE_BYTES", large_bytes)
-    found = built(written(tmp_path / "a.json", events() + around)).events.filter(pl.col("track").str.contains("2"))
-    self_us = dict(zip(found["name"], found["self_ns"] // 1000, strict=True))
-    assert self_us == {"train.py(1): main": 300 - 30 - 30, "train.py(9): inside": 20, "aten::add": 10}
 
 
 @pytest.mark.usefixtures("small_is_large")

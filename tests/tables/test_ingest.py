@@ -364,8 +364,13 @@ def test_by_correlation_to_the_innermost_operator_and_function(tmp_path: Path):
     assert (link["forward"], link["forward_method"]) == (None, None)
 
 
-@pytest.mark.parametrize("category", ["Runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"])
-@pytest.mark.parametrize("device", ["Kernel", "gpu_memcpy", "Memset", "mtia_ccp_events"])
+@pytest.mark.parametrize(
+    ("category", "device"),
+    [
+        *(("Runtime", "Kernel"), ("cuda_driver", "gpu_memcpy"), ("xpu_runtime", "Memset")),
+        *(("mtia_runtime", "mtia_ccp_events"), ("privateuse1_runtime", "Kernel")),
+    ],
+)
 def test_names_of_every_age_and_vendor(tmp_path: Path, category: str, device: str):
     (link,) = linked(
         tmp_path,

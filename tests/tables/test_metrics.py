@@ -90,36 +90,6 @@ def test_what_the_script_logs_tells_where_the_root_does_not(name: str, about: An
     assert [value for _, value in seen["train/loss"]] == pytest.approx(expected)
 
 
-# a line for the batches before the last, as with `no_sync` of a model on several ranks
-NO_SYNC = (
-    line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED, **LINE_D),
-    line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED, **LINE_E),
-)
-# one line, whose values were read in the middle of an update
-IN_PARTS = (line(ACCUMULATED[:3], **UNDIVIDED, **LINE_D), line(ACCUMULATED[3:], **UNDIVIDED, **LINE_D))
-
-
-@pytest.mark.parametrize(
-    ("series", "run", "losses"),
-    [
-        (NO_SYNC, {"fetches": 2}, [(0, 2.0), (1, 6.0)]),
-        (NO_SYNC, {"fetches": 1}, [(0, 4.0), (1, 12.0)]),  # of one batch they are different losses, added
-        (IN_PARTS, {"fetches": 0}, [(0, 2.0), (1, 6.0)]),
-        # what an optimizer's step evaluates again is left out
-        ((line([(1, 4.0, -1), (2, 3.0, -1), (3, 2.0, -1), (11, 1.0, -2)]),), {}, [(0, 4.0), (1, 1.0)]),
-        # a closure's pass belongs to the batches accumulated before it
-        ((line([(1, 1.0, 0), (2, 3.0, -1)], **DIVIDED),), {"fetches": 2}, [(0, 4.0)]),
-        # an update that a scaler left out ends with its step
-        ((line([(1, 1.0, 0), (11, 2.0, 0), (21, 3.0, 1)]),), {}, [(0, 1.0), (1, 2.0), (2, 3.0)]),
-        # values outside of steps have none
-        ((line([(1, 1.0, 0), (35, 2.0, 1)]),), {}, [(0, 1.0), (None, 2.0)]),
-        ((line([(1, 1.0, 0), (2, 2.0, 1)]),), {"steps": 0}, [(None, 1.0), (None, 2.0)]),
-    ],
-)
-def test_the_loss_of_each_update(series: tuple[RawSeries, ...], run: dict[str, int], losses: list[Any]) -> None:
-    assert found(*series, **run)["train/loss"] == losses
-
-
 def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> None:
     """As in a GAN: two passes of the critic are added, the generator has an update of its own."""
     real = line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D)
@@ -147,25 +117,6 @@ def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them(
     seen = found(real, fake)
     assert seen["train/loss"] == [(0, 2.0)]
     assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
-
-
-def test_two_losses_on_one_line_are_added() -> None:
-    nodes = "NllLossBackward0", "MseLossBackward0"
-    both = (line([(at + 1, 2.0, 0)], file="/x/a.py", line=7, node=node) for at, node in enumerate(nodes))
-    assert found(*both)["train/loss"] == [(0, 4.0)]
-
-
-def test_what_is_logged_between_steps_is_of_the_last() -> None:
-    """A validation's loss, after a loop has ended."""
-    logged = RawSeries("val/loss", "wandb", np.array([-1, 5, 35]) * MS + T0, np.arange(3.0))
-    assert found(logged)["val/loss"] == [(None, 0.0), (0, 1.0), (2, 2.0)]
-    assert found(logged, steps=0)["val/loss"] == [(None, 0.0), (None, 1.0), (None, 2.0)]
-
-
-def test_a_norm_is_of_the_passes_before_it() -> None:
-    """A step without an optimizer ends with its backward pass, before its gradients are clipped."""
-    norms = RawSeries("train/grad_norm", "clipping", np.array([2, 10, 21]) * MS + T0, np.array([5.0, 6.0, 7.0]))
-    assert found(norms, line([(9, 1.0, 0), (19, 2.0, 0)]))["train/grad_norm"] == [(0, 5.0), (0, 6.0), (1, 7.0)]
 
 
 def test_the_norm_after_clipping_is_torchs() -> None:

@@ -291,12 +291,14 @@ def _host_or_why(folder: Path) -> Index | str:
 
 
 _HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)
+# made here: a decoder that is made in several threads at once crashes the process at times (msgspec 0.22)
+_INDEX = msgspec.json.Decoder(Index)
 
 
 def read_host(folder: Path) -> Index:
     """A host's index, its tables there with the sizes and columns they should have; raises ValueError, OSError."""
     try:
-        index = msgspec.json.decode(read_small(folder / REDUCED_INDEX, MAX_INDEX_BYTES), type=Index)
+        index = _INDEX.decode(read_small(folder / REDUCED_INDEX, MAX_INDEX_BYTES))
     except msgspec.MsgspecError as error:
         raise ValueError(f"{REDUCED_INDEX}: {error}") from None
     if index.schema != REDUCED_SCHEMA:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope import api
-from stepscope.analyze import analyze
 from stepscope.analyze.compilers import CHECKS, checks
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerCheck, CompilerSteps, CompilersView, CompileStorm
@@ -29,7 +28,7 @@ from tests.analyze.compilers.scenes import (
     xla_compiles,
     xla_counters,
 )
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import MS, T0, step_rows
 
 
 def one(causes: tuple[CompilerCause, ...], kind: str) -> CompilerCause:
@@ -78,15 +77,6 @@ def test_ids_stay_the_same_on_another_machine_and_with_other_times() -> None:
     assert here == ids("/home/user/project/src/train.py", 1, [])
     assert here < ids(TRAIN, 4, [compile_row(0)])
     assert not here & ids("/home/user/project/other.py", 4, [])
-
-
-def test_files_of_one_name_have_ids_of_their_own() -> None:
-    rows = [
-        compile_row(1, kind="recompile", cause="shape", file=f"/home/user/project/{folder}/model.py", line=3)
-        for folder in ("one", "two")
-    ]
-    causes = view(steps=step_rows(9), compiles=rows).causes
-    assert len({cause.id for cause in causes}) == 2
 
 
 def test_a_limit_hit_takes_function_and_line_of_the_recompilations_before_it() -> None:
@@ -277,14 +267,6 @@ def test_steps_after_the_limit_are_compared_with_those_before_it() -> None:
     assert (limit.after_ms, limit.after_steps) == pytest.approx((10, 31))
 
 
-@pytest.mark.parametrize("kind", ["compile", "recompile", "limit_hit"])
-@pytest.mark.parametrize("backend", ["torch.compile", "torch_xla"])
-def test_steps_that_compile_are_not_steady(kind: str, backend: str) -> None:
-    row = compile_row(20, kind=kind, backend=backend)
-    (facts,) = analyze(make_tables(steps=step_rows(40, first_batch=False), compiles=[row])).steps
-    assert facts.excluded == {"warmup": 1, "compile": 1}
-
-
 event = st.tuples(
     st.integers(0, 9), st.floats(0, 25), st.floats(0, 25), st.sampled_from(["compile", "recompile", "limit_hit"])
 )
@@ -367,25 +349,6 @@ def test_known_sequences(made: object, per_step: list[int], whole_run: bool, win
     assert (storm.compiles, storm.steps) == (sum(per_step), len(per_step))
     assert storm.whole_run is whole_run
     assert (storm.windows, storm.first_window_step) == (windows, first)
-
-
-@pytest.mark.parametrize("made", [live, offline])
-def test_a_late_compile_follows_a_quiet_time(made: object) -> None:
-    storm = made(LATE)  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before, storm.late_steps) == (100, 99, 40)
-    storm = made([1] + [0] * 49 + [1])  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before) == (None, None)
-    storm = made([1] + [0] * 50 + [1])  # type: ignore[operator]
-    assert (storm.late_step, storm.quiet_before) == (51, 50)
-
-
-def test_a_storm_in_evaluation_is_found_and_named() -> None:
-    train = step_rows(100)
-    evaluation = step_rows(30, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
-    (storm,) = view(steps=train + evaluation, compiles=[compile_row(step) for step in (0, *range(100, 130))]).storms
-    assert (storm.kind, storm.first_window_step, storm.windows) == ("eval", 112, 18)
-    assert storm.late_ms == pytest.approx(80)
-    assert storm.late_share == pytest.approx(80 / (900 + 200))
 
 
 def test_without_steps_nothing_is_said() -> None:

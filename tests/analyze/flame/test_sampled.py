@@ -88,22 +88,6 @@ def test_what_lies_in_no_steady_step_is_drawn_in_samples() -> None:
     assert (tree(graph).unit, values(graph)) == ("samples", {(): 30, ("imports",): 30})
 
 
-def test_parked_threads_and_launchers_are_left_out_and_said() -> None:
-    stacks = [
-        stack("main", samples=10),
-        stack("feed", samples=300, main_thread=False, thread_name="QueueFeederThread", waiting=True),
-        stack("agent", samples=50, role="launcher", pid=7, rank=None, process=None),
-    ]
-
-    graph = flame_graph(context(stacks))
-    assert values(graph) == {(): 10, ("main",): 10}
-    note = next(note for note in graph.notes if "left out" in note)
-    assert "300 of parked threads" in note
-    assert "50 of launchers" in note
-    parked = flame_graph(context(stacks), FlameOptions(selection=StackSelection(parked=True)))
-    assert values(parked)[()] == 310
-
-
 def test_a_run_without_stacks_is_refused_in_one_line() -> None:
     with pytest.raises(UnreadableInputError) as refused:
         flame_graph(context([], steps=step_rows(3)))
@@ -142,21 +126,6 @@ def test_every_box_holds_both_sides(one: dict[tuple[str, ...], int], two: dict[t
     left, right = inclusive({p: float(v) for p, v in one.items()}), inclusive({p: v * scale for p, v in two.items()})
     assert both(graph) == {
         path: (pytest.approx(left.get(path, 0)), pytest.approx(right.get(path, 0))) for path in {*left, *right}
-    }
-
-
-def test_runs_with_steps_are_compared_per_step() -> None:
-    fast = run_of({("main", "read"): 50, ("main", "train"): 50}, steps=steps(wall_ms=10))
-    slow = run_of({("main", "read"): 50, ("main", "train"): 30, ("main", "log"): 20}, steps=steps(wall_ms=20))
-
-    graph = flame_diff(fast, slow)
-    assert tree(graph).unit == "ms per step"
-    assert both(graph) == {
-        (): (pytest.approx(10), pytest.approx(20)),
-        ("main",): (pytest.approx(10), pytest.approx(20)),
-        ("main", "read"): (pytest.approx(5), pytest.approx(10)),
-        ("main", "train"): (pytest.approx(5), pytest.approx(6)),
-        ("main", "log"): (0, pytest.approx(4)),
     }
 
 

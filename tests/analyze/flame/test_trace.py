@@ -18,18 +18,6 @@ from tests.builders import make_tables
 from tests.records import replace
 
 
-def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel() -> None:
-    tree, frames = trees(of(training()))["gpu"]
-    found = own_values(tree, frames)
-    path = ("train:1", "forward:6", "linear", "aten::linear", "aten::addmm", "gemm")
-    assert found[path] == 0.08
-    assert found["(not linked)", "launched before the recording began", "early"] == 0.03
-    assert (tree.unit, tree.value[0], tree.hidden) == ("ms per step", 0.18, 0.0)
-    named = {frames[number].name: frames[number].kind for number in tree.frame}
-    assert (named["train"], named["linear"], named["aten::addmm"]) == ("user", "native", "operator")
-    assert named["gemm"] == "kernel"
-
-
 def test_lines_of_calls_are_exact_where_the_source_is_known() -> None:
     found = own_values(*trees(of(training()), {TRAIN: SOURCE})["gpu"])
     assert found[("train:1", "forward:8", "linear", "aten::linear", "aten::addmm", "gemm")] == 0.08

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,15 +58,6 @@ def test_workers_follow_measured_times_and_allowed_cores(
     assert loader.suggested_workers == expected
 
 
-def test_stacks_without_a_frame_are_in_no_phase() -> None:
-    """As a process shows that ends, or that the sampler could not read."""
-    stacks = [stack([f"main ({TRAIN}:1)", "load (/usr/lib/python3/json.py:3)"], 30), stack([], 20)]
-    facts = analyze(make_tables(steps=STEPS, stacks=stacks)).stacks
-    assert facts is not None
-    assert facts.by_phase == {"other": 30}
-    assert facts.hot_lines[0].share == 1
-
-
 MAIN, HELPER, OTHER = f"main ({TRAIN}:60)", f"helper ({TRAIN}:20)", f"main ({TRAIN}:61)"
 LIBRARY = "sub (re/__init__.py:180)"
 
@@ -77,13 +67,6 @@ def callers(*stacks: tuple[list[str], int]) -> dict[tuple[int | None, int | None
     sampled = analyze(make_tables(steps=step_rows(40), stacks=rows)).sampled
     assert sampled is not None
     return {(one.caller.line, one.callee.line): one for one in sampled.callers}
-
-
-def test_a_line_below_another() -> None:
-    found = callers(([MAIN, HELPER, LIBRARY], 30), ([OTHER, LIBRARY], 10))
-    assert list(found) == [(60, 20)]
-    assert (found[60, 20].samples, found[60, 20].share) == (30, 1.0)
-    assert found[60, 20].callee.function == "helper"
 
 
 def test_recursion_counts_a_sample_once() -> None:
@@ -106,16 +89,6 @@ def found(**tables: Any) -> dict[str, int]:
     return {each.stage: each.samples for each in sampled_stacks.stages(Context(make_tables(**tables)))}
 
 
-def test_time_before_the_first_step_is_startup_and_the_rest_goes_by_step() -> None:
-    stacks = [
-        timed_stack(40, -400, 0, segment=0, phase="startup"),
-        timed_stack(10, 0, 100, segment=1),
-        timed_stack(50, 200, 700, segment=2),
-        timed_stack(20, 1090, 1290, segment=3),
-    ]
-    assert found(steps=WARMED, stacks=stacks) == {"startup": 40, "warmup": 10, "steady": 50, "other": 20}
-
-
 def test_a_segment_that_spans_stages_is_divided_by_time() -> None:
     # 100 ms before the first step, 100 ms of warm-up, 200 ms of steady steps
     assert found(steps=WARMED, stacks=[timed_stack(40, -100, 300)]) == {
@@ -123,26 +96,6 @@ def test_a_segment_that_spans_stages_is_divided_by_time() -> None:
         "warmup": 10,
         "steady": 20,
     }
-
-
-def test_a_file_without_time_tells_imports_and_compilation_alone() -> None:
-    timeless = {"start_ns": None, "end_ns": None, "frames": FRAMES}
-    stacks = [{**timeless, "samples": 9, "stage": "import"}, {**timeless, "samples": 4}]
-    assert found(stacks=stacks) == {"import": 9, "other": 4}
-
-
-def test_waiting_is_unknown_where_it_was_not_sampled() -> None:
-    tables = make_tables(steps=WARMED, stacks=[timed_stack(30, 200, 700)])
-    (steady,) = sampled_stacks.stages(Context(_without_idle(tables)))
-    assert steady.waiting_share is None
-
-
-def _without_idle(tables: Any) -> Any:
-    import polars as pl
-
-    from tests.records import replace
-
-    return replace(tables, segments=tables.segments.with_columns(idle=pl.lit(False)))
 
 
 ROWS = st.lists(
@@ -253,18 +206,6 @@ def test_the_line_that_only_slow_steps_run_is_named_first() -> None:
     assert line.leaf == f"{SAVING}:save"
 
 
-def test_the_rarely_sampled_line_is_not_named() -> None:
-    tables = run(WALLS)
-    rare = [{**row, "end_ns": row["start_ns"] + MS} for row in tables["stretches"] if row["frames"] == SAVE]
-    rest = [
-        {**row, "start_ns": row["start_ns"] + MS, "frames": LOG} for row in tables["stretches"] if row["frames"] == SAVE
-    ]
-    others = [row for row in tables["stretches"] if row["frames"] != SAVE]
-    found, _ = facts_of(**{**tables, "stretches": [*others, *rare, *rest]})
-    assert found is not None
-    assert [line.place.line for line in found.lines] == [15]
-
-
 def test_without_times_nothing_is_said() -> None:
     rows = run(WALLS)
     assert facts_of(steps=rows["steps"], stacks=rows["stacks"]) == (None, "the samples of this run carry no time")
@@ -287,30 +228,3 @@ def test_samples_too_far_apart_for_short_steps() -> None:
     assert (
         why == "slow steps take 4 ms more than typical ones, and samples are 10 ms apart: too coarse to tell the lines"
     )
-
-
-def test_overlaps_equal_those_of_every_pair() -> None:
-    """Random stretches and steps of two processes, against the sum over all pairs."""
-    chance = random.Random(7)
-    walls = [chance.choice([10, 11, 12, 60]) for _ in range(60)]
-    steps = steps_of(walls)
-    clock, rows = T0 - 30 * MS, []
-    while clock < T0 + sum(walls) * MS:
-        length = chance.randrange(1, 40) * MS
-        frames = chance.choice([FORWARD, SAVE, LOG])
-        rows.append(stretch(frames, clock, clock + length, phase="other"))
-        clock += length + chance.choice([0, 0, 5 * MS])
-    found, _ = facts_of(steps=steps, stretches=rows, stacks=[{"frames": LOG}])
-    assert found is not None
-    time: dict[tuple[bool, int], float] = {}
-    for step in steps[1:]:
-        for row in rows:
-            both = min(row["end_ns"], step["start_ns"] + step["wall_ns"]) - max(row["start_ns"], step["start_ns"])
-            line = 30 if row["frames"] is SAVE else 3 if row["frames"] is FORWARD else 15
-            key = (step["wall_ns"] > found.threshold_ms * MS, line)
-            time[key] = time.get(key, 0) + max(0, both)
-    sums = {slow: sum(value for (which, _), value in time.items() if which == slow) for slow in (True, False)}
-    for line in found.lines:
-        number = line.place.line or 0
-        assert line.slow_ms_per_step == pytest.approx(time[(True, number)] / sums[True] * found.slow_mean_ms)
-        assert line.typical_ms_per_step == pytest.approx(time[(False, number)] / sums[False] * found.typical_mean_ms)

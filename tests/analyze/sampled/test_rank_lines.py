@@ -114,18 +114,6 @@ def test_without_an_exchange_nobody_waits() -> None:
         assert found.lines  # they differ all the same
 
 
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        ([FAST], "one rank alone was sampled"),
-        ([FAST, {"forward": 3, "backward": 3}], "fewer than two ranks have 50 samples in their loop"),
-        ([{"loss": 80}, {"loss": 80}], "no stack was sampled in a training loop"),
-    ],
-)
-def test_without_two_sampled_loops_nothing_differs(ranks: list[Counts], said: str) -> None:
-    assert facts_of(ranks) == (None, said)
-
-
 COUNTS = st.fixed_dictionaries(
     {"forward": st.integers(20, 2000), "backward": st.integers(20, 2000), "loss": st.integers(0, 2000)}
 )

@@ -28,7 +28,6 @@ needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samp
 TRAIN = "/home/user/project/train.py"
 LOADER = "torch/utils/data/dataloader.py"
 NEXT = [f"_BaseDataLoaderIter.__next__ ({LOADER}:725)", "select (selectors.py:415)"]
-CALL = ["Module._call_impl (torch/nn/modules/module.py:1790)", f"Net.forward ({TRAIN}:3)"]
 BACKWARD = ["Tensor.backward (torch/_tensor.py:623)", "_engine_run_backward (torch/autograd/graph.py:979)"]
 
 
@@ -40,29 +39,8 @@ def stack(frames: Sequence[str], samples: int, phase: str = "other", **more: Any
     return {"frames": frames, "samples": samples, "phase": phase, "start_ns": None, "end_ns": None, **more}
 
 
-def loop_of(*stacks: dict[str, Any]) -> tuple[dict[str, float], float | None]:
-    """The phases of a loop without steps, and the share of it in the loader."""
-    views = views_of(Context(make_tables(stacks=stacks)))
-    assert views is not None
-    return views.phases, views.waits[0].wait_share if views.waits else None
-
-
 def at(function: str, line: int) -> str:
     return f"{function} ({TRAIN}:{line})"
-
-
-def test_the_loop_is_the_function_that_fetches_and_trains() -> None:
-    epoch = [at("<module>", 90), at("main", 80), at("train_epoch", 31)]
-    phases, wait = loop_of(
-        stack([at("<module>", 90), at("main", 70), "randn (torch/x.py:3)"], 500),  # sets up
-        stack([at("<module>", 90), at("main", 80), at("train_epoch", 20), f"__init__ ({LOADER}:3)"], 100),
-        stack([*epoch, *NEXT], 60, "data_wait"),
-        stack([*epoch[:2], at("train_epoch", 33), *CALL], 20, "forward"),
-        stack([*epoch[:2], at("train_epoch", 34), *BACKWARD], 15, "backward"),
-        stack([*epoch[:2], at("train_epoch", 36)], 5),
-    )
-    assert phases == pytest.approx({"data_wait": 0.6, "forward": 0.2, "backward": 0.15, "other": 0.05})
-    assert wait == pytest.approx(0.6)
 
 
 def test_what_cannot_be_said_has_a_reason() -> None:

@@ -18,7 +18,7 @@ from stepscope import api
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import communication
 from stepscope.engine import spans as base
-from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
+from stepscope.engine.collective_names import is_collective_kernel, kind_of
 from stepscope.engine.spans import Base
 from stepscope.model.views import CollectiveRow, Distributed, WorkerShare
 from tests.analyze.shared_traces import TRACES, needs_traces
@@ -171,12 +171,6 @@ def test_size_and_bus_bandwidth_follow_the_nccl_tests(
     assert row.bus_bytes_per_s == expected
 
 
-def test_unknown_type_gives_no_size_and_no_bandwidth():
-    row = with_arguments(dtype="Quantum")
-    assert (row.dtype, row.message_bytes, row.total_bytes) == ("Quantum", None, None)
-    assert (row.algorithm_bytes_per_s, row.bus_bytes_per_s) == (None, None)
-
-
 def test_output_of_all_gather_is_its_size():
     trace = Slices()
     around(
@@ -236,19 +230,6 @@ def test_kernels_of_collectives(name: str, kind: str | None):
 )
 def test_other_kernels_are_none(name: str):
     assert not is_collective_kernel(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        *(("nccl:all_reduce", True), ("gloo:broadcast", True), ("c10d::allreduce_", True)),
-        *(("record_param_comms", True), ("_c10d_functional::all_gather_into_tensor", True)),
-        *(("symm_mem::multimem_all_reduce_", True), ("_C_custom_ar::all_reduce", True), ("vllm::all_reduce", True)),
-        *(("fsdp::all_gather_copy_in", False), ("aten::_scaled_mm", False), ("aten::gather", False)),
-    ],
-)
-def test_host_calls_of_collectives(name: str, call: bool):
-    assert is_collective_call(name) is call
 
 
 def test_two_collectives_at_once_are_exposed_once():
@@ -354,30 +335,6 @@ def test_clocks_of_hosts_are_not_compared(tmp_path: Path):
     here = seen(tmp_path / "a", talking(0, [5, 0], size=2), talking(1, [0, 9], size=2))
     apart = seen(tmp_path / "b", talking(0, [5, 0], size=2), talking(1, [0, 9], size=2, shift_us=900e6))
     assert here == apart
-
-
-def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
-    made = [Rank(rank, 4) for rank in range(4)]
-    for rank in made:
-        members = (0, 1) if rank.rank < 2 else (2, 3)
-        rank.collective(0, 10 + rank.rank, group="1", ranks=members, sequence=1)
-    found = seen(tmp_path, *made)
-    assert sorted((row.group, row.workers, row.calls, row.transferring_ns) for row in found.collectives) == [
-        ("1 [0, 1]", 2, 1, 10 * US),
-        ("1 [2, 3]", 2, 1, 12 * US),
-    ]
-
-
-def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
-    for name in ("a", "b"):
-        rank = Rank(0)
-        rank.collective(0, 10)
-        rank.write(tmp_path / f"{name}.json")
-    found = communication.distributed(opened(tmp_path))
-    assert found is not None
-    assert [worker.span.worker for worker in found.workers] == ["a", "b"]
-    assert (found.matched, found.missing_ranks) == (1, ())
-    assert any("guessed" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -509,12 +466,6 @@ def test_nested_folders_mixed_with_event_files(tmp_path: Path):
         for span in (1, 2)
     ]
     assert "2 folders" in str(communication.why_not_distributed(found))
-
-
-def test_spans_are_numbered_by_their_time_and_not_by_their_name(tmp_path: Path):
-    write(tmp_path / "worker0.999999999999.pt.trace.json")
-    write(tmp_path / "worker0.1000000000000.pt.trace.json")
-    assert [span.ref.trace.split(".")[1] for span in opened(tmp_path).spans] == ["999999999999", "1000000000000"]
 
 
 def test_ranks_that_share_a_name_are_told_apart(tmp_path: Path):

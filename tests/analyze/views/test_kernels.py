@@ -37,19 +37,6 @@ def test_several_devices_and_spans() -> None:
     assert kernels.table(base, device=5) == ()
 
 
-def test_a_kernel_without_a_name() -> None:
-    trace = Nested()
-    operator = trace.operator("aten::mm", 0, 10)
-    kernel(trace, trace.kernel(0, 10, below=operator, operator=operator), name=None)
-    trace.kernel(20, 5, "gemm", below=operator, operator=operator)
-    base = base_of(trace.tables())
-    assert [(row.name, row.operator, row.total_ns) for row in kernels.table(base)] == [
-        ("", "aten::mm", 10 * US),
-        ("gemm", "aten::mm", 5 * US),
-    ]
-    assert len(kernels.table(base, by="launch")) == 2
-
-
 H200 = {
     "name": "NVIDIA H200",
     "computeMajor": 9,
@@ -95,14 +82,6 @@ def test_an_occupancy_that_the_writer_could_not_make(tmp_path: Path) -> None:
 def test_no_occupancy_without_the_rules_of_the_device(tmp_path: Path, properties: dict[str, Any]) -> None:
     found = occupancies(tmp_path, properties)
     assert {name for name, pct in found.items() if pct is not None} == {"writers_own"}
-
-
-def test_a_launch_without_an_occupancy_does_not_lower_the_mean() -> None:
-    trace = Nested()
-    for start, pct in ((0, 50.0), (20, None)):
-        kernel(trace, trace.kernel(start, 10, "gemm"), occupancy_percent=pct)
-    (row,) = kernels.table(base_of(trace.tables()))
-    assert row.occupancy_pct == pytest.approx(50)
 
 
 LAMBDA = "::{lambda()#1}::operator()() const::{lambda(float, float)#1}"
@@ -215,10 +194,6 @@ def test_no_two_kernels_share_a_name_and_names_are_short(names: list[str]) -> No
     found = short_names(names)
     assert len(found) == len(set(found)) == len(names)
     assert all(len(name) <= 104 for name in found)
-
-
-def test_values_of_an_enumeration_tell_two_kernels_apart() -> None:
-    assert short_names(["void own<(E)2>(int)", "void own<(E)3>(int)"]) == ["own<2>", "own<3>"]
 
 
 @pytest.mark.parametrize(

@@ -285,31 +285,6 @@ def test_state(tmp_path: Path):
     assert (state.segments, state.blocks_in_use) == (2, 3)
 
 
-def test_without_history_there_is_the_state_alone(tmp_path: Path):
-    allocator = Allocator()
-    allocator.allocate(4_000, line=1)
-    found = view_of(recording_of(allocator, tmp_path))
-    assert found.curves == ()
-    assert state_of(found).in_use_bytes == 4_000
-    (line,) = found.lines
-    assert (line.place, line.standing_bytes, line.at_peak_bytes) == (place(1), 4_000, None)
-    (block,) = found.blocks
-    assert (block.bytes, block.at_peak) == (4_000, None)
-    assert any("_record_memory_history" in note for note in found.notes)
-
-
-def test_without_state_the_curve_is_relative(tmp_path: Path):
-    recording = replace(recording_of(used(), tmp_path), blocks=None, segments=())
-    found = view_of(recording)
-    curve = curve_of(found)
-    assert curve.relative
-    assert curve.peak_allocated_bytes is curve.peak_before_bytes is None
-    assert curve.peak_recorded_bytes == 3_300
-    assert set(curve.reserved_bytes) == {None}
-    assert found.states == ()
-    assert {row.standing_bytes for row in found.lines} == {None}
-
-
 def test_out_of_memory(tmp_path: Path):
     allocator = used()
     allocator.out_of_memory(2**40, device_free=77, line=13)

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
 from stepscope.model.views import OperatorRow
-from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN
 from tests.analyze.traces import US, Nested, base_of
 from tests.builders import T0
@@ -28,13 +26,6 @@ def rows(base: Base, **options: Any) -> dict[str, OperatorRow]:
 
 def us(ns: float | None) -> float | None:
     return None if ns is None else ns / US
-
-
-def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str, OperatorRow]:
-    """The table of a run, as its report has it."""
-    views = analyze(recorded, sources).views
-    assert views is not None
-    return {row.name: row for row in views.operators}
 
 
 @pytest.mark.parametrize("call", ["Sequential", "relu"])
@@ -122,6 +113,3 @@ def test_a_broken_tree_ends() -> None:
     trace.operator("aten::b", 0, 10, first)
     trace.add("python_function", "f.py(1): f", 0, 10, parent=2)
     assert sum(row.calls for row in operators.table(base_of(trace.tables()))) == 2
-
-
-FILE = "/home/user/project/train.py"

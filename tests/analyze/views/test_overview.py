@@ -289,17 +289,6 @@ def test_the_plugins_figures_of_newer_traces(name: str) -> None:
     assert ours == pytest.approx(NEWER[name], rel=1e-6)
 
 
-def test_figures_without_a_source_are_none() -> None:
-    trace = Slices()
-    kernel(trace, 0, 40)
-    found = summary_of(trace)
-    assert found.sm_efficiency_pct is None
-    assert found.achieved_occupancy_pct is None
-    assert found.tensor_core_eligible_pct is None
-    assert found.gpu.name is None
-    assert found.tensor_core_pct == 0
-
-
 def test_kernels_without_an_occupancy_do_not_lower_the_mean() -> None:
     trace = Slices()
     kernel(trace, 0, 40, occupancy_percent=50.0)

@@ -147,17 +147,6 @@ def test_what_trains_is_not_kept_alive(record: Any) -> None:
     assert [row.framework_step for row in recorded.rows] == [3, None, None]
 
 
-def test_another_version_says_what_is_missing(record: Any) -> None:
-    trainer_class, _, _ = fake_frameworks.install(version="1.20.0", without=("evaluate", "Logger"))
-    recorded = record()
-    trainer_class(recorded.step, []).train(1)  # a training of one step is written too
-    recorded.finish()
-    (event,) = recorded.of("framework")
-    assert (event["name"], event["version"], event["supported"]) == ("Fake", "1.20.0", False)
-    assert event["seams"] == ["train: Trainer.train"]
-    assert event["missing"] == ["evaluation: Trainer.evaluate", "logging: Logger.log"]
-
-
 @pytest.mark.parametrize("half", [False, True])
 def test_imported_after_the_agent_or_half_when_it_came(record: Any, half: bool) -> None:
     """Its module may be known, half executed, when torch has been imported; the import hook tells when it is whole."""

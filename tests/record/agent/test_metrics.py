@@ -18,7 +18,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.read.run_folder import read_series  # noqa: E402 - after the check for torch
 from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.metrics import EVERY_NS, RINGS_LIMIT, SIZE, Ring  # noqa: E402
 
@@ -277,19 +276,6 @@ def test_a_ring_that_waits_is_not_followed_by_one_of_each_step(
     FakeEvent.done = True
     captured.agent._at_boundary.call(None, EVERY_NS)
     assert ring.waiting == []
-
-
-def test_values_are_written_while_the_run_goes_on(captured: Captured) -> None:
-    agent = captured.agent
-    series = agent.metrics.series("a", "log")
-    for time_ns, now in ((1, 2), (3, EVERY_NS)):
-        agent.metrics.keep(series, time_ns, torch.tensor(1.0))
-        agent._at_boundary.call(None, now)
-    assert captured.of("metrics") == []
-    agent._at_boundary.call(None, EVERY_NS + 1)
-    (read,) = read_series(captured.of("metrics")[0])
-    assert read is not None
-    assert read.times_ns.tolist() == [1, 3]
 
 
 def test_names_without_end_are_bounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,13 +411,6 @@ def test_time_in_listeners_is_in_no_step(loop: Loop) -> None:
     assert rows[1].start_ns - rows[0].start_ns == 1010 * 1_000_000
 
 
-def test_listeners_hear_of_every_step_and_of_a_loop_s_start(loop: Loop) -> None:
-    happen(loop, ["for1x3(", "train", ")"])
-    assert [None if row is None else row.step for row in loop.live] == [None, 0, 1, 2]
-    happen(loop, ["10(", "train", ")"])  # without a loader
-    assert [row.step for row in loop.live if row is not None][-3:] == [10, 11, 12]
-
-
 def test_the_window_flag_sticks_to_every_step_it_touches(loop: Loop) -> None:
     for number in loop.batches(1, 5):
         if number == 1:

@@ -206,14 +206,6 @@ def test_a_clock_that_is_set_and_one_that_is_slewed_are_told_apart() -> None:
     assert (first["clock_state"], first["clock_frequency_ppm"], first["clock_max_error_us"]) == (0, 10, 1500)
 
 
-def test_a_longer_tick_is_a_faster_clock() -> None:
-    kernel = Kernel()
-    kernel.state = (5, -(65_536), 16_000_000, TICK + 1)
-    (only,) = looks(SystemClock(kernel.read, kernel.told), 1)
-    assert only["clock_frequency_ppm"] == round(1e6 / TICK - 1, 4)
-    assert only["clock_state"] == 5
-
-
 def test_a_kernel_that_does_not_tell_is_asked_once_and_the_clocks_are_still_compared() -> None:
     kernel = Kernel()
     kernel.state = None

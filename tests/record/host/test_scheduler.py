@@ -52,14 +52,6 @@ def test_tasks_of_a_step_share_identity_and_label_whenever_they_start() -> None:
     assert first.for_manifest()["job_partition"] == "gpu"
 
 
-def test_the_place_in_the_network_is_kept_where_slurm_tells_it() -> None:
-    place = {"SLURM_TOPOLOGY_ADDR": "top.leaf3.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
-    facts = found(STEP, {**place, "SLURM_NODEID": "2", "SLURM_CLUSTER_NAME": "alpha"}).for_manifest()
-    assert (facts["topology_addr"], facts["topology_addr_pattern"]) == tuple(place.values())
-    assert (facts["nodeid"], facts["cluster_name"]) == ("2", "alpha")
-    assert "topology_addr" not in found(STEP).for_manifest()
-
-
 @pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290"])
 def test_the_batch_script_and_an_interactive_shell_are_no_step(step: str | None) -> None:
     scheduler = found(BATCH, {} if step is None else {"SLURM_STEP_ID": step})
