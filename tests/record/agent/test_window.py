@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,37 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
     categories = {event.get("cat") for event in read_trace(run / "rank-0" / window["trace"])}
     assert "cpu_op" in categories
     assert "python_function" not in categories
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["function", "cProfile"])
+def test_a_profile_function_that_the_script_puts_in_during_a_window_stays(tmp_path: Path, other: bool) -> None:
+    profiler = cProfile.Profile()
+    calls: list[str] = []
+    try:
+        with recorded(tmp_path / "run", **CYCLES):
+            train(3)
+            profiler.enable() if other else sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+            put_in = sys.getprofile()
+            train(5)
+            still = sys.getprofile()
+    finally:
+        profiler.disable()
+        sys.setprofile(None)
+    assert windows(tmp_path / "run")
+    assert still is put_in
+
+
+def test_a_warning_shown_once_is_not_shown_again_after_a_window(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        filters = list(warnings.filters)
+        with recorded(tmp_path / "run", **CYCLES):
+            for _ in range(8):
+                warnings.warn("of the script", stacklevel=1)
+                train(1)
+        assert list(warnings.filters) == filters
+    assert windows(tmp_path / "run")
+    assert [str(warning.message) for warning in shown] == ["of the script"]
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])

@@ -41,6 +41,16 @@ def in_shared_call() -> bool:
     return bool(getattr(_ours, "shared", 0))
 
 
+class _InOurCall:
+    """Stands in a filter of warnings for the pattern of their texts: any, of a call of ours."""
+
+    def match(self, _text: str) -> bool:
+        return in_our_call()
+
+
+_QUIET = ("ignore", _InOurCall(), Warning, None, 0)
+
+
 @contextmanager
 def shared_call() -> Iterator[None]:
     """Marks calls of a profiler that belongs to the script and records for us as well."""
@@ -60,11 +70,14 @@ def our_call() -> Iterator[None]:
     shown = getattr(sys.modules.get("torch.profiler.profiler"), "_WARNINGS_SHOWN", None)
     before = set(shown) if isinstance(shown, set) else None
     _ours.depth = getattr(_ours, "depth", 0) + 1
+    # Not by `catch_warnings`: warnings of other threads would be lost, and those shown once shown once more.
+    filters: Any = warnings.filters
+    filters.insert(0, _QUIET)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
+        if _QUIET in filters:
+            filters.remove(_QUIET)
         _ours.depth -= 1
         if before is not None and isinstance(shown, set):
             shown.intersection_update(before)
@@ -248,10 +261,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
+        hook: Any = sys.getprofile()
         try:
             self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
         finally:
             self._log_again()
+            if hook is not None and type(hook).__name__ != "TraceContext" and sys.getprofile() is None:
+                # The script has put one in the place of torch's, which torch takes out all the same.
+                hook.enable() if hasattr(hook, "enable") else sys.setprofile(hook)
         self.state = "stopped"
 
     def export(self, path: str) -> int:
