@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import cProfile
 import itertools
 import os
@@ -100,6 +101,14 @@ def test_work_apart_raises_what_it_raised_and_is_over_before_a_signal_is(of_main
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
         apart(lambda: done.append(1 // 0))
+
+
+def test_work_is_done_where_a_thread_ends_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread has raised may strike any line."""
+    start, done = _thread.start_new_thread, list[int]()
+    monkeypatch.setattr("_thread.start_new_thread", lambda _run, args: start(lambda _ending: sys.exit(), args))
+    apart(lambda: done.append(1))
+    assert done == [1]
 
 
 def test_no_thread_of_ours_is_left_when_work_apart_is_done() -> None:

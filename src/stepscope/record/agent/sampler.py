@@ -37,8 +37,7 @@ MOST_STRETCHES = 20_000  # per segment; beyond it the segment's file of times is
 TIMES_SCHEMA = "stepscope.times/1"
 _FIRST_LOOK_NS = 500_000_000
 _LONGEST_LOOK_NS = 30_000_000_000
-_LONGEST_WAIT_NS = 1_000_000_000  # for the thread to end
-_ENDING_S = 50e-6  # how often it is looked for
+_ENDING_S, _ENDING_LOOKS = 50e-6, 10_000  # how often it is looked whether the thread has ended, no clock being asked
 
 Stack = Tuple[int, Tuple[Tuple[CodeType, int], ...]]  # thread ident; (code, line) from the root
 Stretch = Tuple[int, int, int]  # position of the stack in the segment's file, start and end in ns
@@ -192,10 +191,11 @@ class FallbackSampler:
     def uninstall(self) -> None:
         """End the thread; it is gone when this returns, unless it hangs in a write."""
         self._end.set()
-        end_ns = time.monotonic_ns() + _LONGEST_WAIT_NS
-        while self._is_running and self._thread != threading.get_ident() and time.monotonic_ns() < end_ns:
-            self._is_running = self._thread in sys._current_frames()
+        for _ in range(_ENDING_LOOKS):
+            if not self._is_running or self._thread == threading.get_ident():
+                break
             time.sleep(_ENDING_S)
+            self._is_running = self._thread in sys._current_frames()
 
     def _restart(self) -> None:
         """In a multiprocessing child, before its target: the thread is gone, and what it summed is the parent's."""

@@ -12,14 +12,17 @@ import functools
 import inspect
 import json
 import os
-import resource
 import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
+from stepscope.record.agent.config import of_standard_library
+
+resource = of_standard_library("resource")
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
 VERBOSE = False
@@ -113,6 +116,10 @@ def device_in_use() -> str | None:
     return next((name for name in names if getattr(getattr(torch, name, None), "is_initialized", bool)()), None)
 
 
+class _Ending:
+    """Held by a thread alone."""
+
+
 def apart(work: Callable[[], None]) -> None:
     """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more.
 
@@ -121,25 +128,30 @@ def apart(work: Callable[[], None]) -> None:
     steps were seen to change five-fold.
     """
     raised: list[BaseException] = []
-    ended: list[bool] = []
+    begun: list[bool] = []
     over = _thread.allocate_lock()
     over.acquire()
 
-    def run() -> None:
+    def run(ending: _Ending) -> None:
+        del ending  # an error of `work` holds this frame
+        begun.append(True)
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - the caller's to handle
             raised.append(error)
-        finally:
-            ended.append(True)
-            over.release()
 
+    def ended(_: object) -> None:
+        over.release()
+
+    ending = _Ending()  # its own end is the thread's, whatever another thread has raised in it, and wherever
+    living = weakref.ref(ending, ended)
     try:
-        thread = _thread.start_new_thread(run, ())
+        thread = _thread.start_new_thread(run, (ending,))
     except RuntimeError:  # the interpreter is ending
         work()
         return
-    while not ended:
+    del ending
+    while living() is not None:
         try:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
@@ -148,11 +160,13 @@ def apart(work: Callable[[], None]) -> None:
         frame = sys._current_frames().get(thread)
         while frame is not None and frame.f_back is not None:
             frame = frame.f_back
-        if frame is None or frame.f_code is not run.__code__:
+        if frame is None or frame.f_code not in (run.__code__, ended.__code__):
             break
         time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
+    if not begun:
+        work()
 
 
 def begin_here() -> None:

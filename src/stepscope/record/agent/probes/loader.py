@@ -91,7 +91,7 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
 
 def batch_tokens(batch: Any) -> int:
     """Rows times columns of a batch's table of whole numbers: its input by name, or a pair of one shape; else 0."""
-    named = batch if issubclass(type(batch), dict) else _own(batch).get("data")
+    named: Any = batch if issubclass(type(batch), dict) else _own(batch).get("data")
     if issubclass(type(batch), _PLAIN):
         parts, count = _inside(batch, 2)
         alike = count == 2 and _told(parts[0], "shape") == _told(parts[1], "shape")
