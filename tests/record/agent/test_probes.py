@@ -242,6 +242,17 @@ def test_an_optimizer_is_given_what_the_script_gave_it() -> None:
 IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)
 
 
+@pytest.mark.usefixtures("agent")
+def test_parameters_can_be_swapped_without_an_optimizer() -> None:
+    """torch refuses where anybody has a reference, weak ones too."""
+    one, two = (torch.nn.Parameter(torch.ones(2) * number) for number in (1, 2))
+    for _ in range(2):
+        (one * two).sum().backward()
+        one.grad = two.grad = None
+    torch.utils.swap_tensors(one, two)
+    assert one.tolist() == [2.0, 2.0]
+
+
 class Lazy(dict[str, Any]):
     """What is asked of a batch is made then, or cannot be."""
 

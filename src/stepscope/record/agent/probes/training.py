@@ -46,23 +46,21 @@ class Gradients:
     """Whether one parameter behind a root was given new gradients since the last backward pass from there."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Any]] = {}  # root -> (weak reference to the parameter, its gradient's state)
+        # root -> (which parameter, its gradient's state); not referred to, even weakly, lest torch cannot swap it
+        self._seen: dict[int, tuple[int, Any]] = {}
         self._running: tuple[int, Any] | None = None
 
     def before(self, root: int, tensors: Any) -> bool | None:
         """Whether they were cleared; None where that cannot be told."""
-        known = self._seen.get(root)
-        parameter = known[0]() if known is not None else _parameter(tensors)
-        self._running = None if parameter is None else (root, weakref.ref(parameter))
-        return None if known is None or parameter is None else _state(parameter) != known[1]
+        known, parameter = self._seen.get(root), _parameter(tensors)
+        self._running = None if parameter is None else (root, parameter)
+        return None if known is None or known[0] != id(parameter) else _state(parameter) != known[1]
 
     def after(self) -> None:
         """The backward pass has ended."""
         if self._running is not None:
-            root, reference = self._running
-            parameter = reference()
-            if parameter is not None:
-                self._seen[root] = (reference, _state(parameter))
+            (root, parameter), self._running = self._running, None
+            self._seen[root] = (id(parameter), _state(parameter))
 
 
 def _state(parameter: Any) -> Any:
