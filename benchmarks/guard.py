@@ -60,7 +60,7 @@ CEILINGS = {
     "mcp --help: modules": Ceiling(180, "the protocol's package is imported by the server alone"),
     "package: lines, thousands": Ceiling(105.6, "Python and JSON, which all who come after read; 107 before"),
     "package: files of Python": Ceiling(351, "each costs a header and imports; 468 before nouns were joined"),
-    "tests: lines, thousands": Ceiling(61.4, "as the package"),
+    "tests: lines, thousands": Ceiling(61.6, "as the package; 61.4 before attacks on what is wrapped"),
 }
 UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib", "mcp", "pydantic")
 
