@@ -59,3 +59,17 @@ def test_a_torch_that_fails_to_import_fails_the_same_way(tmp_path: Path) -> None
     assert with_us.status == without.status == 1
     assert with_us.stderr.splitlines()[-1] == without.stderr.splitlines()[-1] == "OSError: libtorch is missing"
     assert with_us.agents() == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("resource", "raise SystemExit(9)"), ("stepscope", "GREETING = 'mine'")])
+def test_a_module_of_the_scripts_by_the_name_of_one_that_we_need_is_the_scripts(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / f"{name}.py").write_text(text)
+    script = tmp_path / "site" / "script.py"
+    script.write_text(
+        f"import torch\nimport sys\nprint('{name}' in sys.modules)\nimport {name}\nprint({name}.GREETING)\n"
+    )
+    with_us, without = (run_script(tmp_path, str(script), path=(FAKE_TORCH,), recorded=told) for told in (True, False))
+    assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import sys
+import threading
+from typing import Any
 
 import pytest
 
+from stepscope.record.agent import guard as guard_module
 from stepscope.record.agent.guard import Guard
 
 
@@ -72,5 +76,25 @@ def test_what_a_signals_handler_raises_in_a_hook_passes(form: str, reports: list
             hook()
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert not guard.is_off("loader")
+    assert reports == []
+
+
+class TimeIsOver(Exception):
+    def __init__(self) -> None:
+        super().__init__("time is over")
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, TimeIsOver])
+def test_what_another_thread_raises_in_a_hook_passes(kind: type[Exception], reports: list[tuple[str, str]]) -> None:
+    """It strikes a line of ours."""
+    guard = Guard(lambda probe, error: reports.append((probe, error)))
+    raise_there = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    told = (ctypes.c_ulong(threading.get_ident()), ctypes.py_object(kind))
+    struck: dict[str, Any] = {"raise_there": raise_there, "told": told}
+    code = "def hook():\n raise_there(*told)\n for _ in range(10**6): pass"
+    exec(compile(code, guard_module.__file__, "exec"), struck)
+    with pytest.raises(kind):
+        guard.wrap("loader", struck["hook"])()
     assert not guard.is_off("loader")
     assert reports == []

@@ -134,3 +134,13 @@ def test_configurations_of_the_wrong_shape_fall_back_field_by_field() -> None:
     assert config is not None
     assert (config.max_steps, config.window.active, config.window.mode) == (None, 3, "off")
     assert config.host_dir.startswith("/r/host-")
+
+
+def test_the_number_of_a_stream_that_is_closed_is_not_taken(tmp_path: Path) -> None:
+    """What the script or a library prints there would be ours."""
+    child = os.fork()
+    if child == 0:
+        os.close(0)
+        written = LineFile(str(tmp_path / "x.jsonl"), 100).write("x")
+        os._exit(int(os.path.exists("/proc/self/fd/0") or not written))
+    assert os.waitpid(child, 0)[1] == 0

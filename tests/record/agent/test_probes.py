@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import pickle
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.agent import Agent  # noqa: E402
-from stepscope.record.agent.probes.loader import batch_rows, batch_tokens  # noqa: E402
+from stepscope.record.agent.probes.loader import batch_content, batch_rows, batch_tokens  # noqa: E402
 from stepscope.record.agent.probes.side_events import short_repr  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
@@ -184,6 +188,105 @@ def test_marks_do_nothing_without_an_agent() -> None:
     assert marks.region("y")(lambda a, b=2: a + b)(1) == 3
 
 
+@pytest.mark.usefixtures("agent")
+def test_functions_that_are_wrapped_are_found_by_their_names() -> None:
+    """As pools of processes hand them on; what reads them needs nothing of ours."""
+    clip, nvtx = torch.nn.utils.clip_grad, torch.cuda.nvtx
+    functions = [torch.save, torch.set_num_threads, torch.compile, torch.autograd.backward, nvtx.range_push, os.system]
+    for function in (*functions, os.posix_spawn, clip.clip_grad_norm_, torch.nn.utils.get_total_norm):
+        text = pickle.dumps(function)
+        assert pickle.loads(text) is function  # noqa: S301 - just written
+        assert b"stepscope" not in text
+    assert inspect.getfullargspec(torch.optim.Optimizer.__init__).args == ["self", "params", "defaults"]
+
+
+@pytest.mark.usefixtures("agent")
+def test_torchscript_knows_what_is_wrapped() -> None:
+    @torch.jit.script  # type: ignore[untyped-decorator]
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        torch.autograd.backward([(x * x).sum()])
+        found = torch.autograd.grad([(x**3).sum()], [x])[0]
+        assert found is not None
+        return found
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert slope(x).tolist() == [3.0, 12.0]
+    assert x.grad.tolist() == [2.0, 4.0]
+
+
+class WithModel(torch.optim.SGD):  # type: ignore[misc]
+    def step(self, closure: Any) -> Any:
+        self.given = closure
+        return super().step(closure) if closure.__class__ in (FunctionType, MethodType, partial) else None
+
+
+class Closures:
+    def closure(self, loss: float = 1.0) -> float:
+        return loss
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_optimizer_is_given_what_the_script_gave_it() -> None:
+    """A model or an object with methods as it is, a closure as one of its type, with what it holds."""
+    model, held = torch.nn.Linear(1, 1), Closures()
+    optimizer = WithModel(model.parameters(), lr=0.1)
+    optimizer.step(model)
+    assert optimizer.given is model
+    assert optimizer.step(partial(held.closure, 2.0)) == 2.0
+    assert (optimizer.given.func.__self__, optimizer.given.args) == (held, (2.0,))
+    assert optimizer.step(held.closure) == 1.0
+    assert optimizer.given.__self__ is held
+    assert optimizer.step(closure=lambda: 3.0) == 3.0
+
+
+IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)
+
+
+@pytest.mark.usefixtures("agent")
+def test_parameters_can_be_swapped_without_an_optimizer() -> None:
+    """torch refuses where anybody has a reference, weak ones too."""
+    one, two = (torch.nn.Parameter(torch.ones(2) * number) for number in (1, 2))
+    for _ in range(2):
+        (one * two).sum().backward()
+        one.grad = two.grad = None
+    torch.utils.swap_tensors(one, two)
+    assert one.tolist() == [2.0, 2.0]
+
+
+class Lazy(dict[str, Any]):
+    """What is asked of a batch is made then, or cannot be."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __getitem__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    values = __len__ = __contains__ = __iter__ = __getattr__  # type: ignore[assignment]
+
+
+class LazyObject:
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)
+
+    @property
+    def shape(self) -> Any:
+        raise AssertionError("shape")
+
+    __getattr__ = Lazy.__getattr__
+
+
+class LazyList(list[Any]):
+    __getitem__ = __len__ = __iter__ = Lazy.__getattr__  # type: ignore[assignment]
+
+
+def test_no_code_of_a_batch_is_called() -> None:
+    for batch in (Lazy(input_ids=torch.zeros(4, 3).long()), LazyObject(data={"x": X}), LazyList([X])):
+        assert batch_rows(batch) == 4
+        assert batch_content(batch)[0] == 1
+        assert batch_tokens(batch) == (12 if batch.__class__ is Lazy else 0)
+
+
 IDS = torch.zeros(4, 16, dtype=torch.int64)
 
 
@@ -211,9 +314,6 @@ def test_tokens_are_written_when_their_number_changes(captured: Captured) -> Non
     assert [batch["input_ids"].numel() for batch in rows] == [2 * length for length in lengths]
     captured.finish()
     assert captured.curves() == [("loader", "perf/batch_tokens", [16, 10, 16], {})]
-
-
-IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)
 
 
 @pytest.mark.parametrize(

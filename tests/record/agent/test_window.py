@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import cProfile
 import itertools
 import os
 import resource
@@ -9,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,14 @@ def test_work_apart_raises_what_it_raised_and_is_over_before_a_signal_is(of_main
         apart(lambda: done.append(1 // 0))
 
 
+def test_work_is_done_where_a_thread_ends_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread has raised may strike any line."""
+    start, done = _thread.start_new_thread, list[int]()
+    monkeypatch.setattr("_thread.start_new_thread", lambda _run, args: start(lambda _ending: sys.exit(), args))
+    apart(lambda: done.append(1))
+    assert done == [1]
+
+
 def test_no_thread_of_ours_is_left_when_work_apart_is_done() -> None:
     """The script's profiler may start right then, and records what every thread is in."""
     over = threading.Event()
@@ -137,6 +148,37 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
     categories = {event.get("cat") for event in read_trace(run / "rank-0" / window["trace"])}
     assert "cpu_op" in categories
     assert "python_function" not in categories
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["function", "cProfile"])
+def test_a_profile_function_that_the_script_puts_in_during_a_window_stays(tmp_path: Path, other: bool) -> None:
+    profiler = cProfile.Profile()
+    calls: list[str] = []
+    try:
+        with recorded(tmp_path / "run", **CYCLES):
+            train(3)
+            profiler.enable() if other else sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+            put_in = sys.getprofile()
+            train(5)
+            still = sys.getprofile()
+    finally:
+        profiler.disable()
+        sys.setprofile(None)
+    assert windows(tmp_path / "run")
+    assert still is put_in
+
+
+def test_a_warning_shown_once_is_not_shown_again_after_a_window(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        filters = list(warnings.filters)
+        with recorded(tmp_path / "run", **CYCLES):
+            for _ in range(8):
+                warnings.warn("of the script", stacklevel=1)
+                train(1)
+        assert list(warnings.filters) == filters
+    assert windows(tmp_path / "run")
+    assert [str(warning.message) for warning in shown] == ["of the script"]
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])

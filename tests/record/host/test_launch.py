@@ -31,7 +31,7 @@ def note(number, frame):
         file.write(signal.Signals(number).name + "\\n")
     if number == signal.SIGTERM:
         sys.exit(5)
-for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGABRT"):
     signal.signal(getattr(signal, name), note)
 with open(folder + "/pid.part", "w") as file:
     file.write(str(os.getpid()))
@@ -124,7 +124,14 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
     assert {name: seen.get(name) for name in before} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_locale_that_python_puts_in_for_itself_stays_with_it(tmp_path: Path) -> None:
+    plain = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    for environ in (plain, {**plain, "LC_CTYPE": "C.UTF-8"}):
+        done = record(tmp_path / f"run{len(environ)}", "sh", "-c", "echo $LC_CTYPE", env=environ)
+        assert done.stdout.strip() == environ.get("LC_CTYPE", "").encode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGABRT])
 def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
     tmp_path: Path, counter: Path, number: signal.Signals
 ) -> None:
@@ -158,6 +165,14 @@ os.killpg(pid, signal.SIGCONT)
 _, status = os.waitpid(pid, 0)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
+
+
+def test_an_alarm_set_before_ends_the_command_as_it_would_without_us(tmp_path: Path) -> None:
+    """As by `perl -e 'alarm shift; exec @ARGV'`: the kernel keeps it for the program that is started."""
+    alarm = "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, 2.0); os.execv(sys.argv[1], sys.argv[1:])"
+    line = [sys.executable, "-c", alarm, *launcher(tmp_path / "run", "sleep", "60")]
+    done = subprocess.run(line, capture_output=True, timeout=50)  # nobody holds the pipes any more
+    assert done.returncode in (128 + signal.SIGALRM, -signal.SIGALRM)  # before the command was started
 
 
 def test_ctrl_z_stops_the_whole_job_and_the_shell_can_continue_it(tmp_path: Path, counter: Path) -> None:

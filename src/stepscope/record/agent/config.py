@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from time import monotonic_ns
 from typing import Any
 
@@ -60,6 +64,16 @@ class Config:
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
     watch: float = 0.0  # of the run's time, the share that monitors may take; 0: none are wanted
+
+
+def of_standard_library(name: str) -> Any:
+    """A module that torch does not import, for ourselves: the script may have a file of that name beside it."""
+    spec = PathFinder.find_spec(name, [folder for folder in sys.path if folder.endswith("lib-dynload")])
+    if spec is None or spec.loader is None:  # built in
+        return import_module(name)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Clock:

@@ -2,13 +2,16 @@
 
 A hook that raises is reported once and switched off; the training never notices. Only `Exception` is caught: a
 KeyboardInterrupt or SystemExit that happens to arrive inside a hook belongs to the user and passes through, and so does
-what a signal's handler of the script raises there, as a time limit does, or torch where a loader's worker died. Fault
-injection lives here too, so that tests exercise exactly the path a real defect would take.
+what a signal's handler of the script raises there, as a time limit does, or torch where a loader's worker died, and
+what another thread has raised there. Fault injection lives here too, so that tests exercise exactly the path a real
+defect would take.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypeVar
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ class Switch:
         self.off = False
 
         def trip(error: Exception) -> None:
-            if _is_of_a_signal(error):
+            if _is_of_a_signal(error) or _is_from_outside(error):
                 raise error
             self.off = True
             try:
@@ -151,3 +154,23 @@ def _is_of_a_signal(error: Exception) -> bool:
 
 def _raise_injected(*_args: Any, **_kwargs: Any) -> Any:
     raise InjectedFault("fault injected for a test")
+
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_WITHOUT_ARGUMENTS = (AssertionError, MemoryError, NotImplementedError, StopIteration)
+_NOT_THE_SCRIPTS = {"builtins", "torch", "numpy", "stepscope", *getattr(sys, "stdlib_module_names", ())}
+
+
+def _is_from_outside(error: Exception) -> bool:
+    """Whether another thread had it raised here, as time limits do (`PyThreadState_SetAsyncExc`).
+
+    It is made without arguments, or of a class that nothing of ours raises, and it strikes a line of our own.
+    """
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None or not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
+        return False
+    kind = type(error)
+    is_scripts = hasattr(sys, "stdlib_module_names") and kind.__module__.partition(".")[0] not in _NOT_THE_SCRIPTS
+    return is_scripts or (not error.args and kind not in _WITHOUT_ARGUMENTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Callable
 
@@ -59,7 +59,7 @@ class Finder:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
-        if name == "stepscope":
+        if name == "stepscope" and not self._is_foreign():
             return importlib.util.spec_from_file_location(
                 name, os.path.join(self._package, "__init__.py"), submodule_search_locations=[self._package]
             )
@@ -82,11 +82,18 @@ class Finder:
                 self.waiting.discard(name)
                 self._tell(name)
 
+    def _is_foreign(self) -> bool:
+        """Whether the script has a module of its own by our name: it gets that one, and is not recorded."""
+        spec = PathFinder.find_spec("stepscope", sys.path)
+        agent = os.path.join(os.path.dirname(spec.origin or ""), "record", "agent") if spec is not None else "/"
+        return not os.path.isdir(agent)
+
     def _tell(self, name: str) -> None:
         if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
             return  # torch, and with it the agent, is still to come
         try:
-            self._wake(name)
+            if not self._is_foreign():
+                self._wake(name)
         except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
             return
 

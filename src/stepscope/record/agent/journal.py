@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any, Callable, Mapping
 
 from stepscope.record.agent.config import Clock
@@ -73,7 +74,11 @@ class LineFile:
                 status = None
             if status is not None and (status.st_dev, status.st_ino) == self._identity:
                 return self._descriptor
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if descriptor <= 2:  # of a stream that is closed: whatever is printed there would be ours
+            descriptor, closed = fcntl(descriptor, F_DUPFD_CLOEXEC, 3), descriptor
+            os.close(closed)
+        self._descriptor = descriptor
         status = os.fstat(self._descriptor)
         self._identity = (status.st_dev, status.st_ino)
         return self._descriptor

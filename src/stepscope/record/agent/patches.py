@@ -10,7 +10,9 @@ frames under Dynamo's frame callback, which would compile them like the user's; 
 from __future__ import annotations
 
 import sys
-from types import CodeType, FunctionType
+from contextlib import suppress
+from inspect import signature
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call, make_wrapper
@@ -73,7 +75,13 @@ class Patches:
         """Have `wrap(original)` in the place of `owner.name`, which may be inherited."""
         self.enabled = True
         own = vars(owner).get(name)
-        wrapper = wrap(getattr(owner, name) if own is None else own)
+        original = getattr(owner, name) if own is None else own
+        wrapper = wrap(original)
+        if isinstance(owner, ModuleType):  # pickle knows a function by its names, which must lead to it
+            wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
+        if isinstance(wrapper, FunctionType):
+            with suppress(TypeError, ValueError):  # functions of C may have none
+                wrapper.__signature__ = signature(original)  # type: ignore[attr-defined]
         setattr(owner, name, wrapper)
         self._patches.append((owner, name, own, wrapper))
 
@@ -177,6 +185,16 @@ def is_whole(module: str) -> bool:
 def scaler_home(torch: Any) -> Any:
     """Where GradScaler is: before torch 2.3 there is that of CUDA alone."""
     return torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
+
+
+def tell_torchscript(function: Any) -> None:
+    """TorchScript knows operators by identity: what stands for `function.__wrapped__` is the same one."""
+    known = sys.modules.get("torch.jit._builtins")
+    operators = getattr(known, "_builtin_ops", [])
+    for operator in [name for original, name in operators if original is function.__wrapped__]:
+        operators.append((function, operator))
+        if known is not None and known._builtin_table is not None:  # made of the list when first asked for
+            known._builtin_table[id(function)] = operator
 
 
 def root_of(tensors: Any) -> Any:

@@ -7,12 +7,14 @@ beside them. Whether a thread waits cannot be told from inside, so every sample 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import json
 import os
 import random
 import sys
 import threading
+import time
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
@@ -35,6 +37,7 @@ MOST_STRETCHES = 20_000  # per segment; beyond it the segment's file of times is
 TIMES_SCHEMA = "stepscope.times/1"
 _FIRST_LOOK_NS = 500_000_000
 _LONGEST_LOOK_NS = 30_000_000_000
+_ENDING_S, _ENDING_LOOKS = 50e-6, 10_000  # how often it is looked whether the thread has ended, no clock being asked
 
 Stack = Tuple[int, Tuple[Tuple[CodeType, int], ...]]  # thread ident; (code, line) from the root
 Stretch = Tuple[int, int, int]  # position of the stack in the segment's file, start and end in ns
@@ -155,7 +158,8 @@ class FallbackSampler:
         self._guard = guard or Guard(lambda _probe, _error: None, config.faults)
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
         self._lock = threading.Lock()  # around the segment under way: the thread samples, the exit flushes
-        self._thread: threading.Thread | None = None
+        self._thread: int | None = None
+        self._is_running = False
         self._stopping = False
         self._end = threading.Event()  # ends the thread, not the sampler
         self._number = 0
@@ -176,19 +180,22 @@ class FallbackSampler:
 
     def install(self) -> None:
         """Start the thread, which ends with the process, or go on after `uninstall`."""
-        if self._stopping or (self._thread is not None and self._thread.is_alive()):
+        if self._stopping or self._is_running:
             return
         self._pid = os.getpid()
         self._end.clear()
-        run = self._guard.wrap("sampler", self._run)
-        self._thread = threading.Thread(target=run, name="stepscope-sampler", daemon=True)
-        self._thread.start()
+        # None of `threading`'s: a script may join all that this lists, or wait until it is alone.
+        self._thread = _thread.start_new_thread(self._guard.wrap("sampler", self._run), ())
+        self._is_running = True
 
     def uninstall(self) -> None:
         """End the thread; it is gone when this returns, unless it hangs in a write."""
         self._end.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(1.0)
+        for _ in range(_ENDING_LOOKS):
+            if not self._is_running or self._thread == threading.get_ident():
+                break
+            time.sleep(_ENDING_S)
+            self._is_running = self._thread in sys._current_frames()
 
     def _restart(self) -> None:
         """In a multiprocessing child, before its target: the thread is gone, and what it summed is the parent's."""
@@ -198,7 +205,7 @@ class FallbackSampler:
             return
         # There is no journal to report to in a child; its sampler just ends.
         self._guard = Guard(lambda _probe, _error: None, self._config.faults)
-        self._lock, self._end = threading.Lock(), threading.Event()
+        self._lock, self._end, self._is_running = threading.Lock(), threading.Event(), False
         self._number, self._busy = 0, lambda: False
         self._reset()
         self._guard.wrap("sampler", self.install, inject=False)()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import resource
 import sys
 import weakref
 from bisect import bisect_left, bisect_right
@@ -20,6 +19,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
+from stepscope.record.agent.config import of_standard_library
 from stepscope.record.agent.segments import StepRow
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.guard import Guard
     from stepscope.record.agent.journal import Journal
 
-
+resource = of_standard_library("resource")
 # Readings nobody asked for, of fetches that are no edges or wait to be judged; undecided edges are far fewer.
 READINGS_LIMIT = 4096
 

@@ -12,14 +12,17 @@ import functools
 import inspect
 import json
 import os
-import resource
 import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
+from stepscope.record.agent.config import of_standard_library
+
+resource = of_standard_library("resource")
 # With `verbose` the trace repeats a call stack on every operator: measured 1.5 times the bytes and 3 times the time to
 # stop, for what the nesting of python_function events says already.
 VERBOSE = False
@@ -41,6 +44,16 @@ def in_shared_call() -> bool:
     return bool(getattr(_ours, "shared", 0))
 
 
+class _InOurCall:
+    """Stands in a filter of warnings for the pattern of their texts: any, of a call of ours."""
+
+    def match(self, _text: str) -> bool:
+        return in_our_call()
+
+
+_QUIET = ("ignore", _InOurCall(), Warning, None, 0)
+
+
 @contextmanager
 def shared_call() -> Iterator[None]:
     """Marks calls of a profiler that belongs to the script and records for us as well."""
@@ -60,11 +73,14 @@ def our_call() -> Iterator[None]:
     shown = getattr(sys.modules.get("torch.profiler.profiler"), "_WARNINGS_SHOWN", None)
     before = set(shown) if isinstance(shown, set) else None
     _ours.depth = getattr(_ours, "depth", 0) + 1
+    # Not by `catch_warnings`: warnings of other threads would be lost, and those shown once shown once more.
+    filters: Any = warnings.filters
+    filters.insert(0, _QUIET)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
+        if _QUIET in filters:
+            filters.remove(_QUIET)
         _ours.depth -= 1
         if before is not None and isinstance(shown, set):
             shown.intersection_update(before)
@@ -100,6 +116,10 @@ def device_in_use() -> str | None:
     return next((name for name in names if getattr(getattr(torch, name, None), "is_initialized", bool)()), None)
 
 
+class _Ending:
+    """Held by a thread alone."""
+
+
 def apart(work: Callable[[], None]) -> None:
     """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more.
 
@@ -108,25 +128,30 @@ def apart(work: Callable[[], None]) -> None:
     steps were seen to change five-fold.
     """
     raised: list[BaseException] = []
-    ended: list[bool] = []
+    begun: list[bool] = []
     over = _thread.allocate_lock()
     over.acquire()
 
-    def run() -> None:
+    def run(ending: _Ending) -> None:
+        del ending  # an error of `work` holds this frame
+        begun.append(True)
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - the caller's to handle
             raised.append(error)
-        finally:
-            ended.append(True)
-            over.release()
 
+    def ended(_: object) -> None:
+        over.release()
+
+    ending = _Ending()  # its own end is the thread's, whatever another thread has raised in it, and wherever
+    living = weakref.ref(ending, ended)
     try:
-        thread = _thread.start_new_thread(run, ())
+        thread = _thread.start_new_thread(run, (ending,))
     except RuntimeError:  # the interpreter is ending
         work()
         return
-    while not ended:
+    del ending
+    while living() is not None:
         try:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
@@ -135,11 +160,13 @@ def apart(work: Callable[[], None]) -> None:
         frame = sys._current_frames().get(thread)
         while frame is not None and frame.f_back is not None:
             frame = frame.f_back
-        if frame is None or frame.f_code is not run.__code__:
+        if frame is None or frame.f_code not in (run.__code__, ended.__code__):
             break
         time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
+    if not begun:
+        work()
 
 
 def begin_here() -> None:
@@ -248,10 +275,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
+        hook: Any = sys.getprofile()
         try:
             self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
         finally:
             self._log_again()
+            if hook is not None and type(hook).__name__ != "TraceContext" and sys.getprofile() is None:
+                # The script has put one in the place of torch's, which torch takes out all the same.
+                hook.enable() if hasattr(hook, "enable") else sys.setprofile(hook)
         self.state = "stopped"
 
     def export(self, path: str) -> int:

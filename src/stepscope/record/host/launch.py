@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def launch(
         cwd = Path.cwd()
     except OSError:
         raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
-    options, environment = changed_by_knobs(options, os.environ, cwd)
+    options, environment = changed_by_knobs(options, environment_given(), cwd)
     executable = resolve_executable(options.command, environment)
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
@@ -290,6 +291,19 @@ class _Launch:
             elif status < 0:
                 why = f": their process was killed by signal {-status}"
             self.problem = f"telemetry and stacks are incomplete{why}"
+
+
+def environment_given() -> dict[str, str]:
+    """Our environment without the locale that Python itself puts in where there is none (PEP 538)."""
+    environment = dict(os.environ)
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            given = file.read()
+    except OSError:
+        return environment
+    if environment.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8") and not re.search(rb"(^|\0)LC_CTYPE=", given):
+        del environment["LC_CTYPE"]
+    return environment
 
 
 def child_environment(environ: Mapping[str, str], configuration: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,8 @@ from types import FrameType
 _FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
+    # what would end us, and leave the command behind
+    signal.SIGALRM, signal.SIGABRT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR,
 )  # fmt: skip
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 # A scheduler kills within about 30 s of its SIGTERM; a command that lives longer was not being killed.
@@ -75,7 +77,9 @@ class BlockedSignals:
             return number
         if number in ENDINGS:
             self._asked_to_end = time.monotonic()
-        if info.si_code <= 0:  # SI_USER, SI_QUEUE, SI_TKILL: from a process, not from the kernel's terminal
+        # SI_USER, SI_QUEUE, SI_TKILL: from a process, not from the kernel's terminal. An alarm set before we were
+        # started was the command's.
+        if info.si_code <= 0 or number == signal.SIGALRM:
             with contextlib.suppress(OSError):  # it runs as another user now
                 child.send_signal(number)
         if number == signal.SIGTSTP:

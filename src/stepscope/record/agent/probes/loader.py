@@ -14,6 +14,7 @@ import weakref
 from functools import partial
 from threading import get_ident
 from time import monotonic_ns
+from types import GetSetDescriptorType
 from typing import Any, Callable, Tuple
 
 from stepscope.record.agent import metrics
@@ -38,24 +39,49 @@ TOKEN_LOOKS = 10  # batches one after the other without tokens: more are not loo
 CONTENT_DEPTH, CONTENT_WIDTH = 5, 64  # of a longer sequence the first are counted for all
 
 
+def _own(value: Any) -> dict[str, Any]:
+    """The attributes that lie in an object; a lazy one is not asked, which may make, draw or raise anything."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if found.__class__ is dict else {}
+
+
+def _told(value: Any, name: str) -> Any:
+    """An attribute of a tensor or an array, or one that lies in an object or its class; None where code makes it."""
+    found = getattr(type(value), name, None)
+    if isinstance(found, GetSetDescriptorType):
+        return getattr(value, name)
+    return _own(value).get(name) if found is None or hasattr(type(found), "__get__") else found
+
+
+def _inside(value: Any, width: int) -> tuple[list[Any], int]:
+    """(the first `width` parts, how many there are) as they lie in a container or an object of a batch."""
+    for kind in _PLAIN:
+        if issubclass(type(value), kind):
+            return list(kind.__getitem__(value, slice(width))), kind.__len__(value)
+    parts = dict.values(value) if issubclass(type(value), dict) else _own(value).values()
+    return list(itertools.islice(parts, width)), len(parts)
+
+
 def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int | None:
     """Rows of a batch: the first dimension of a tensor-like directly in it, else of one deeper down, or None.
 
     A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
     `batch_size` and their first dimensions are no batch of that size.
     """
-    shape = getattr(batch, "shape", None)
+    shape = _told(batch, "shape")
     if shape is not None:
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
     if depth == 0 or batch is None or isinstance(batch, (str, bytes, int, float)):
         return None
-    inside = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
-    parts = list(itertools.islice(batch.values() if isinstance(batch, dict) else inside, 8))
+    parts, count = _inside(batch, 8)
     for part in parts:
-        if hasattr(part, "shape"):
+        if _told(part, "shape") is not None:
             rows = batch_rows(part)
-            unstacked = depth < 3 and isinstance(batch, (list, tuple)) and batch_size not in (None, rows)
-            return len(batch) if unstacked and len(batch) <= (batch_size or 0) else rows
+            unstacked = depth < 3 and issubclass(type(batch), _PLAIN) and batch_size not in (None, rows)
+            return count if unstacked and count <= (batch_size or 0) else rows
     for part in parts:
         rows = batch_rows(part, batch_size, depth - 1)
         if rows is not None:
@@ -65,16 +91,19 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
 
 def batch_tokens(batch: Any) -> int:
     """Rows times columns of a batch's table of whole numbers: its input by name, or a pair of one shape; else 0."""
-    if isinstance(batch, _PLAIN):
-        alike = len(batch) == 2 and getattr(batch[0], "shape", 0) == getattr(batch[1], "shape", 1)
-        table = batch[0] if alike else None
-    elif hasattr(batch, "keys"):
-        table = next((batch[name] for name in TOKEN_NAMES if name in batch), None)
+    named: Any = batch if issubclass(type(batch), dict) else _own(batch).get("data")
+    if issubclass(type(batch), _PLAIN):
+        parts, count = _inside(batch, 2)
+        alike = count == 2 and _told(parts[0], "shape") == _told(parts[1], "shape")
+        table = parts[0] if alike else None
+    elif issubclass(type(named), dict):
+        found = (dict.get(named, name) for name in TOKEN_NAMES)
+        table = next((value for value in found if value is not None), None)
     else:
         table = batch
-    shape: Any = getattr(table, "shape", ())
-    is_whole = str(getattr(table, "dtype", "")).startswith(("torch.int", "torch.long", "torch.uint"))
-    return int(shape[0] * shape[1]) if len(shape) == 2 and is_whole else 0
+    shape = _told(table, "shape")
+    is_whole = str(_told(table, "dtype")).startswith(("torch.int", "torch.long", "torch.uint"))
+    return int(shape[0] * shape[1]) if is_whole and len(shape or ()) == 2 else 0
 
 
 def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float, float]:
@@ -82,19 +111,15 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
 
     Arrays count as tensors, texts and bytes as objects with their length as bytes.
     """
-    if hasattr(batch, "shape"):
-        size = getattr(batch, "nbytes", None)
+    if _told(batch, "shape") is not None:
+        size = _told(batch, "nbytes")
         return (1.0, float(size), 0.0) if isinstance(size, int) else (0.0, 0.0, 1.0)
     if isinstance(batch, (str, bytes, bytearray)):
         return 0.0, float(len(batch)), 1.0
     if depth == 0 or batch is None or isinstance(batch, (bool, int, float, complex)):
         return 0.0, 0.0, 1.0
-    if isinstance(batch, (dict, list, tuple)):
-        parts, count = batch.values() if isinstance(batch, dict) else batch, len(batch)
-    else:
-        parts = getattr(batch, "__dict__", {}).values()
-        count = len(parts)
-    found = [batch_content(part, depth - 1) for part in itertools.islice(parts, CONTENT_WIDTH)]
+    parts, count = _inside(batch, CONTENT_WIDTH)
+    found = [batch_content(part, depth - 1) for part in parts]
     scale = count / len(found) if found else 0.0
     tensors, size, objects = (scale * sum(part[index] for part in found) for index in range(3))
     return tensors, size, objects + 1.0
@@ -122,7 +147,8 @@ class LoaderProbe(Probe):
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._steps, self._faults = agent.steps, agent.page_faults
-        self._unheard = sys.modules["torch"]._C.DisableTorchFunction
+        torch = sys.modules["torch"]
+        self._unheard, self._tensor = torch._C.DisableTorchFunction, torch.Tensor
         self._offset_ns = agent.clock.epoch_offset_ns
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
@@ -208,8 +234,8 @@ class LoaderProbe(Probe):
             rows = None
             with self._unheard():  # by modes and tensors of the script, which hear what a tensor is asked
                 if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
-                    shape = getattr(batch[0], "shape", None)
-                    if shape and shape[0].__class__ is int:
+                    shape = batch[0].shape if batch[0].__class__ is self._tensor else None
+                    if shape:
                         rows = shape[0]
                 if rows is None:
                     rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
@@ -273,7 +299,8 @@ class LoaderProbe(Probe):
         known = self._iterated.setdefault(serial, _Iterated())
         known.size = size if isinstance(size, int) else None
         known.loader = self.serial_of(loader) or 0
-        if iterator is not None:  # None after a reset, where the iterator is known already
+        # None after a reset, where the iterator is known already; a loader of the script's may make any other
+        if isinstance(iterator, sys.modules["torch"].utils.data.dataloader._BaseDataLoaderIter):
             self._watch(iterator, serial)
         self._tell_loader(serial, known.loader, epoch)
         known.length = length = _length(loader)

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import partial, wraps
 from inspect import unwrap
 from typing import Any, Callable, Tuple
 
@@ -177,6 +177,7 @@ class NvtxProbe(Probe):
                     marks.record_region(name, start, agent.clock.now(), "nvtx")
 
         def then(told: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
             def nvtx_range(*args: Any, **kwargs: Any) -> Any:  # which Dynamo can fold
                 result = original(*args, **kwargs)
                 if not is_compiling():

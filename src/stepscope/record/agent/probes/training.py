@@ -17,8 +17,10 @@ import inspect
 import math
 import sys
 import weakref
+from functools import partial
 from threading import get_ident
 from time import monotonic_ns
+from types import FunctionType, MethodType
 from typing import Any, Callable
 
 from stepscope.record.agent import metrics
@@ -26,7 +28,15 @@ from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.guard import Pair
 from stepscope.record.agent.models import graph_nodes
-from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, is_whole, scaler_home
+from stepscope.record.agent.patches import (
+    ModuleHook,
+    Patches,
+    Probe,
+    is_dynamo_compiling_check,
+    is_whole,
+    scaler_home,
+    tell_torchscript,
+)
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper, make_wrapper
 
 VALUES = 8  # of a gradient on the CPU that was neither replaced nor written to in a way that torch counts
@@ -36,23 +46,21 @@ class Gradients:
     """Whether one parameter behind a root was given new gradients since the last backward pass from there."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Any]] = {}  # root -> (weak reference to the parameter, its gradient's state)
+        # root -> (which parameter, its gradient's state); not referred to, even weakly, lest torch cannot swap it
+        self._seen: dict[int, tuple[int, Any]] = {}
         self._running: tuple[int, Any] | None = None
 
     def before(self, root: int, tensors: Any) -> bool | None:
         """Whether they were cleared; None where that cannot be told."""
-        known = self._seen.get(root)
-        parameter = known[0]() if known is not None else _parameter(tensors)
-        self._running = None if parameter is None else (root, weakref.ref(parameter))
-        return None if known is None or parameter is None else _state(parameter) != known[1]
+        known, parameter = self._seen.get(root), _parameter(tensors)
+        self._running = None if parameter is None else (root, parameter)
+        return None if known is None or known[0] != id(parameter) else _state(parameter) != known[1]
 
     def after(self) -> None:
         """The backward pass has ended."""
         if self._running is not None:
-            root, reference = self._running
-            parameter = reference()
-            if parameter is not None:
-                self._seen[root] = (reference, _state(parameter))
+            (root, parameter), self._running = self._running, None
+            self._seen[root] = (id(parameter), _state(parameter))
 
 
 def _state(parameter: Any) -> Any:
@@ -142,6 +150,7 @@ class AutogradProbe(Probe):
                     gradients.after()
 
         self._around(torch.autograd, "backward", before, after)
+        tell_torchscript(torch.autograd.backward)
 
     def _wrap_functional(self) -> None:
         import torch
@@ -161,6 +170,7 @@ class AutogradProbe(Probe):
             steps.backward_end(agent.clock.now())
 
         self._functional.look(torch.autograd, "grad", before, after)
+        tell_torchscript(torch.autograd.grad)
 
 
 class OptimizerProbe(Probe):
@@ -241,11 +251,22 @@ class OptimizerProbe(Probe):
 
     def _with_closure(self, args: Any, kwargs: Any) -> Any:
         """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], make_wrapper(self._patches, args[1], self._in_closure), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, dict(kwargs, closure=make_wrapper(self._patches, kwargs["closure"], self._in_closure))
-        return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        timed = self._timed(closure)
+        if timed is closure:
+            return None
+        return ((args[0], timed, *args[2:]), kwargs) if len(args) > 1 else (args, dict(kwargs, closure=timed))
+
+    def _timed(self, closure: Any) -> Any:
+        """`closure` timed, of the same type; any other object that can be called, such as a model, is left alone."""
+        if closure.__class__ is FunctionType:
+            return make_wrapper(self._patches, closure, self._in_closure)
+        if closure.__class__ is MethodType:
+            return MethodType(self._timed(closure.__func__), closure.__self__)
+        if closure.__class__ is partial:
+            timed = self._timed(closure.func)
+            return closure if timed is closure.func else partial(timed, *closure.args, **closure.keywords)
+        return closure
 
 
 class ScalerProbe(Probe):
