@@ -164,7 +164,7 @@ _NOT_THE_SCRIPTS = {"builtins", "torch", "numpy", "stepscope", *getattr(sys, "st
 def _is_from_outside(error: Exception) -> bool:
     """Whether another thread had it raised here, as time limits do (`PyThreadState_SetAsyncExc`).
 
-    It is made without arguments, or of a class that nothing of ours raises, and it strikes a line of our own.
+    It is made without arguments, or of a class in Python that nothing of ours raises, and it strikes a line of our own.
     """
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
@@ -172,5 +172,6 @@ def _is_from_outside(error: Exception) -> bool:
     if traceback is None or not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
         return False
     kind = type(error)
-    is_scripts = hasattr(sys, "stdlib_module_names") and kind.__module__.partition(".")[0] not in _NOT_THE_SCRIPTS
-    return is_scripts or (not error.args and kind not in _WITHOUT_ARGUMENTS)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ".py"  # what code of C raises is of a library
+    is_known = not hasattr(sys, "stdlib_module_names") or kind.__module__.partition(".")[0] in _NOT_THE_SCRIPTS
+    return (file.endswith(".py") and not is_known) or (not error.args and kind not in _WITHOUT_ARGUMENTS)
