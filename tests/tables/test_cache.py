@@ -292,14 +292,3 @@ def test_one_that_is_told_nothing_ends(trace: Path) -> None:
     (pid,) = read_by("untold", trace)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(str(pid))).wait(timeout=30)
-
-
-def test_masked_arrays_are_those_of_numpy_once_one_is_asked_for() -> None:
-    code = (
-        "import sys, numpy as np, polars as pl; from stepscope.tables import arrays; arrays.spare_masked_arrays()\n"
-        "plain = pl.Series(np.arange(2)).to_list(), float(np.median(np.arange(3))), 'numpy.ma.core' in sys.modules\n"
-        "from numpy.ma import MaskedArray, masked_array; import numpy.ma\n"
-        "print(plain, pl.Series(masked_array([1, 2], [0, 1])).to_list(), np.ma.array is numpy.ma.core.array)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert ended.stdout.strip() == "([0, 1], 1.0, False) [1, None] True"

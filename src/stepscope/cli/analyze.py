@@ -230,9 +230,6 @@ def _prepare() -> None:
     from stepscope import analyze, diagnose  # noqa: F401
     from stepscope.dashboard import terminal  # noqa: F401
     from stepscope.report import document  # noqa: F401
-    from stepscope.tables.arrays import spare_masked_arrays
-
-    spare_masked_arrays()
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:

@@ -159,7 +159,7 @@ class WhatIf(Struct, frozen=True):
     never_late_median_ns: float | None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Replay:
     """The replay of one run's traces; `run` is that of `SpanRef`.
 

@@ -208,7 +208,7 @@ class OutOfMemory(Struct, frozen=True):
     frames: tuple[Place, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class MemoryView:
     """All of it. `blocks` are the largest.
 

@@ -545,7 +545,7 @@ class ProcessFacts(Struct, frozen=True):
     remedy: str | None
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True)
 class Analysis:
     """All facts of a run. A part is None when its source is missing; nothing here is a guess without a note."""
 

@@ -498,7 +498,7 @@ class Diff(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class SpanViews:
     """What is shown of one span by itself, as the TensorBoard plugin did."""
 
@@ -509,7 +509,7 @@ class SpanViews:
     kernels: tuple[KernelRow, ...]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Views:
     """All views of the traces of a run. `absent` says of each view that is empty why it is."""
 

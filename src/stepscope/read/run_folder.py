@@ -52,10 +52,10 @@ TIMES_SCHEMA = "stepscope.times/1"
 LAST_WORD = "last-word.json"
 CELLS, CELLS_INDEX = "notebook", "cells.json"
 
-_RANK = r"rank-(\d{1,9})(?:\.(\d{1,9}))?"
+_RANK = re.compile(r"rank-(\d{1,9})(?:\.(\d{1,9}))?")
 _HOST = re.compile(r"host-(.+)", re.DOTALL)
-_RAW_FILE = r"stacks-(?:(\d{1,18})-)?(\d{1,9})\.raw"
-_TRACE = r"trace-.*\.json(?:\.gz)?"
+_RAW_FILE = re.compile(r"stacks-(?:(\d{1,18})-)?(\d{1,9})\.raw")
+_TRACE = re.compile(r"trace-.*\.json(?:\.gz)?")
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def is_run_folder(path: Path) -> bool:
 
 def ranks_in(folder: Path) -> frozenset[int]:
     """Numbers of the ranks that have a folder of their own in a run folder."""
-    found = (re.fullmatch(_RANK, child.name) for child in folder.glob("rank-*") if child.is_dir())
+    found = (_RANK.fullmatch(child.name) for child in folder.glob("rank-*") if child.is_dir())
     return frozenset(int(name[1]) for name in found if name is not None)
 
 
@@ -98,7 +98,7 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
     wanted = (
         name
         for name in names
-        if (match := re.fullmatch(_RANK, name)) is not None and (chosen is None or int(match[1]) in chosen.ranks)
+        if (match := _RANK.fullmatch(name)) is not None and (chosen is None or int(match[1]) in chosen.ranks)
     )
     ranks = _ranks(folder, wanted, losses)
     if not any(_has_content(host) for host in hosts) and not any(_has_content(rank) for rank in ranks):
@@ -116,7 +116,7 @@ def read_parts(folder: Path, names: Iterable[str]) -> RawRun:
     """
     losses, names = Losses(), tuple(names)
     hosts = tuple(_host(folder / name, losses) for name in names if _HOST.fullmatch(name) is not None)
-    ranks = _ranks(folder, (name for name in names if re.fullmatch(_RANK, name) is not None), losses)
+    ranks = _ranks(folder, (name for name in names if _RANK.fullmatch(name) is not None), losses)
     return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses)
 
 
@@ -137,7 +137,7 @@ def read_telemetry(folder: Path, losses: Losses) -> Iterator[RawHost]:
 def parts_of(folder: Path) -> list[str]:
     """The names of a run's folders of hosts and ranks, in order; no link that leads out of the run is followed."""
     inside = folder.resolve()
-    named = (child for child in folder.iterdir() if _HOST.fullmatch(child.name) or re.fullmatch(_RANK, child.name))
+    named = (child for child in folder.iterdir() if _HOST.fullmatch(child.name) or _RANK.fullmatch(child.name))
     return sorted(child.name for child in named if child.is_dir() and child.resolve().is_relative_to(inside))
 
 
@@ -234,13 +234,13 @@ def _segments(files: _Files) -> Iterator[RawSegment]:
 
 
 def _is_raw(folder: Path, file: str) -> bool:
-    return re.fullmatch(_RAW_FILE, file) is not None and not (folder / file).is_symlink()
+    return _RAW_FILE.fullmatch(file) is not None and not (folder / file).is_symlink()
 
 
 def _segment(files: _Files, file: str, row: Row) -> RawSegment:
     from stepscope.read.stack_lines import PySpyRaw  # patterns, which a run without samples does not need
 
-    match = re.fullmatch(_RAW_FILE, file)
+    match = _RAW_FILE.fullmatch(file)
     from_agent, counter = (match[1], int(match[2])) if match else (None, 0)
     segment = integer(row.get("segment"))
     path, _, label = files.named(file)
@@ -317,7 +317,7 @@ def read_rank_traces(folder: Path) -> list[TraceRef]:
 
 
 def _who(files: _Files, steps: tuple[Row, ...]) -> RawRank:
-    match = re.fullmatch(_RANK, files.folder.name)
+    match = _RANK.fullmatch(files.folder.name)
     info = files.object("rank.json")
     recorded = integer((info or {}).get("rank"))
     number = recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0
@@ -351,7 +351,7 @@ def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[TraceRef]:
     """
     own: dict[str, TraceRef] = {}
     for path in sorted(folder.iterdir()):
-        if re.fullmatch(_TRACE, path.name) and path.is_file() and not path.is_symlink():
+        if _TRACE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             name = path.name.removesuffix(".gz")
             own.setdefault(name, TraceRef(path, name, "stepscope"))
     user = [row["path"] for row in journal if row["kind"] == "user_trace" and isinstance(row.get("path"), str)]

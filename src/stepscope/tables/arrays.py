@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,25 +30,6 @@ _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20  # blocks from this size on are ta
 
 _Value = TypeVar("_Value", bound=Hashable)
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-
-
-class _NoMasks(ModuleType):
-    """Stands for `numpy.ma` until more is asked of it than whether an array is masked, which none of ours is."""
-
-    nomask = False
-    getmask = is_masked = isMaskedArray = staticmethod(lambda _: False)
-    getdata = staticmethod(lambda array: array)
-
-    def __getattr__(self, name: str) -> Any:
-        if sys.modules.get("numpy.ma") is self:
-            del sys.modules["numpy.ma"]
-        return getattr(import_module("numpy.ma"), name)  # which takes its place in numpy
-
-
-def spare_masked_arrays() -> None:
-    """For a command of our own: Polars asks whether an array is masked, and `numpy.ma` takes 35 ms to import."""
-    if "numpy.ma" not in sys.modules:
-        np.ma = sys.modules["numpy.ma"] = _NoMasks("numpy.ma")
 
 
 class Numbers(dict[_Value, int]):

@@ -52,13 +52,13 @@ def known_words() -> _Words:
     return msgspec.json.decode(Path(__file__).with_name("compile_reasons.json").read_bytes(), type=_Words)
 
 
-_ID = r"\[?(![0-9]{1,9}(?:/[0-9]{1,9}/[0-9]{1,9})?|[0-9]{1,9}/[0-9]{1,9}(?:_[0-9]{1,9})?)\]?: "
+_ID = re.compile(r"\[?(![0-9]{1,9}(?:/[0-9]{1,9}/[0-9]{1,9})?|[0-9]{1,9}/[0-9]{1,9}(?:_[0-9]{1,9})?)\]?: ")
 _STACK = "\nUser stack trace:"
 _HINT = " (HINT: "
 _AVOID = "to avoid specialization "
 _NOT_USER = "the guard itself is not due user code"
 _PARAMETER = "Guard failed on a parameter, "
-_CLOSURE = r'guard on "([^"\n]{1,200})"([^,\n]{0,200})'
+_CLOSURE = re.compile(r'guard on "([^"\n]{1,200})"([^,\n]{0,200})')
 
 
 def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Row:
@@ -70,14 +70,14 @@ def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Row:
     """
     text = text[:MAX_TEXT]
     head, _, stack = text.partition(_STACK)
-    match = re.match(_ID, head)
+    match = _ID.match(head)
     first, *lines = (head[match.end() :] if match else head).split("\n")
-    head = "\n".join([first, *takewhile(lambda line: not re.match(_ID, line), lines)])  # up to the next reason
+    head = "\n".join([first, *takewhile(lambda line: not _ID.match(line), lines)])  # up to the next reason
     head, _, hint = head.rpartition(_HINT) if _HINT in head else (head, "", "")
     hint = hint.rstrip().removesuffix(")")
     guard, comment = _split_comment(head)
     found = read_guard(guard)
-    closure = re.match(_CLOSURE, hint)
+    closure = _CLOSURE.match(hint)
     place = user_location(frames(stack)) if stack else None
     written = comment_location(comment) if comment and _NOT_USER not in comment else None
     if place is None and written is not None:
@@ -120,7 +120,7 @@ def _split_comment(head: str) -> tuple[str, str]:
 def _reading(place: Location | None, stack: str, written: Location | None) -> Location | None:
     raw = [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
     names = [written.function if written else None, *raw]
-    resumed = next((match for name in reversed(names) if name and (match := re.fullmatch(_RESUMED, name))), None)
+    resumed = next((match for name in reversed(names) if name and (match := _RESUMED.fullmatch(name))), None)
     return place if place is None or resumed is None else place._replace(line=int(resumed[2]))
 
 
@@ -135,7 +135,7 @@ def _advice(hint: str, guard: str, comment: str) -> str | None:
     return None
 
 
-_CURRENT_LIMIT = r"currently set to (\d{1,9})\)"
+_CURRENT_LIMIT = re.compile(r"currently set to (\d{1,9})\)")
 
 
 def is_limit_hit(event: Mapping[str, Any]) -> bool:
@@ -153,7 +153,7 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
 
 
 def stated_limit(event: Mapping[str, Any]) -> int | None:
-    match = re.search(_CURRENT_LIMIT, (string(event.get("fail_reason")) or "")[:MAX_TEXT])
+    match = _CURRENT_LIMIT.search((string(event.get("fail_reason")) or "")[:MAX_TEXT])
     return int(match[1]) if match else None
 
 
@@ -176,15 +176,15 @@ def operator_cause(operator: str | None, otherwise: str | None) -> str | None:
 _HEAD, _AT = "Graph break", " in user code at "
 _REASONS = ("Graph Break Reason:", "Reason:")
 _STACKS = ("\nUser code traceback:", "\nUser Stack", "\nStack variable source attribution:")
-_LINK = r"https?://[^\s\"'<>]{1,300}"
+_LINK = re.compile(r"https?://[^\s\"'<>]{1,300}")
 _PREFIX = "Unsupported: "
 _SHOWN_HINTS = 2
 
-_QUOTED_OPERATOR = r"Operator `([\w.:]{1,200})`"
-_OLD_OPERATOR = r"operator: ([\w.:]{1,200})"
-_BUILTIN = r"builtin(?: operator|:)? `?([\w.<>]{1,200}?)`?(?:[\s`\[]|$)"
-_QUOTED_CALL = r"(?:builtin|Python builtin|function|method) `([^`\n]{1,200})`"
-_DISABLED = r"<(?:function|bound method) ([\w.<>]{1,200})"
+_QUOTED_OPERATOR = re.compile(r"Operator `([\w.:]{1,200})`")
+_OLD_OPERATOR = re.compile(r"operator: ([\w.:]{1,200})")
+_BUILTIN = re.compile(r"builtin(?: operator|:)? `?([\w.<>]{1,200}?)`?(?:[\s`\[]|$)")
+_QUOTED_CALL = re.compile(r"(?:builtin|Python builtin|function|method) `([^`\n]{1,200})`")
+_DISABLED = re.compile(r"<(?:function|bound method) ([\w.<>]{1,200})")
 
 _READ_NAMES = ("tensor.item", "tensor.tolist", "tolist", "_local_scalar_dense", ".item()")
 _READERS = frozenset({"bool", "int", "float", "complex"})
@@ -213,7 +213,7 @@ def parse_graph_break(text: str) -> Row:
         line = one_line(text.partition("\n")[0])
         return {"cause": "unsupported" if skipped else UNKNOWN, "reason": line, **where}
     first, _, more = body.partition("\n")
-    link = re.search(_LINK, more)
+    link = _LINK.search(more)
     cause, operator = _cause(first, more, told=head is not None)
     page = link[0].rstrip(".,)") if link and "graph-break" in link[0] else None
     advice = " ".join(part for part in (_hints(more), page) if part) or None
@@ -279,19 +279,19 @@ def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
 def _operator(first: str, more: str) -> str | None:
     explanation = more[:1_000]
     for pattern, where in ((_QUOTED_OPERATOR, explanation), (_OLD_OPERATOR, first)):
-        match = re.search(pattern, where)
+        match = pattern.search(where)
         if match:  # `aten.nonzero.default` as profilers write it: `aten::nonzero`
             name = match[1].rstrip(".;")
             parts = name.split(".")
             return f"{parts[0]}::{parts[1]}" if len(parts) > 1 and "::" not in name else name
     if first.startswith("Failed to trace builtin"):
-        match = re.search(_BUILTIN, explanation)
+        match = _BUILTIN.search(explanation)
     elif "builtin: " in first or "unsupported builtin " in first or "unsupported Python builtin " in first:
-        match = re.search(_BUILTIN, first)
+        match = _BUILTIN.search(first)
     elif first.startswith(("Skip calling", "call torch._dynamo.disable")):
-        match = re.search(_DISABLED, first + explanation)
+        match = _DISABLED.search(first + explanation)
     else:
-        match = re.search(_QUOTED_CALL, explanation)
+        match = _QUOTED_CALL.search(explanation)
     return match[1].rstrip(".") if match else None
 
 
@@ -306,9 +306,9 @@ MAX_TEXT = 20_000
 MAX_VALUE = 200  # of a subject or a value
 MAX_ADVICE = 600
 
-_FRAME = r'File "([^"\n]{1,1000})", line (\d{1,9})(?:, in ([^\n]{1,200}))?'
-_RESUMED = r"torch_dynamo_resume_in_(.{1,200})_at_(\d{1,9})"
-_PLACE = r":(\d{1,9}) in (\S{1,200})"
+_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})(?:, in ([^\n]{1,200}))?')
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.{1,200})_at_(\d{1,9})")
+_PLACE = re.compile(r":(\d{1,9}) in (\S{1,200})")
 _FRAMEWORK = ("/site-packages/torch", "/dist-packages/torch", "/torch/_", "/stepscope/record/")
 _SHORTEST_SUFFIX = 6  # "a.py" would fit too many paths
 
@@ -335,13 +335,13 @@ def one_line(text: str) -> str | None:
 def frames(text: str) -> list[Location]:
     return [
         Location(match[1], int(match[2]), plain_function(match[3].strip()) if match[3] else None)
-        for match in re.finditer(_FRAME, text)
+        for match in _FRAME.finditer(text)
     ]
 
 
 def plain_function(name: str) -> str:
     """The function as the user wrote it: what Dynamo resumes after a graph break is a part of one."""
-    match = re.fullmatch(_RESUMED, name)
+    match = _RESUMED.fullmatch(name)
     return match[1] if match else name
 
 
@@ -370,7 +370,7 @@ def comment_location(comment: str) -> Location | None:
     Lines of torch's own stand in brackets.
     """
     tail = comment.rpartition("  # ")[2].removeprefix("# ").strip(" ()")
-    match = re.search(_PLACE, tail)
+    match = _PLACE.search(tail)
     return Location(tail[: match.start()][-1000:], int(match[1]), match[2]) if match and match.start() else None
 
 
@@ -401,10 +401,10 @@ class Guard(NamedTuple):
     new: str | None = None
 
 
-_LOCAL = r"\b[LG]\[['\"]([^'\"\[\]]{1,200})['\"]\]"
-_PART = r"\.(?:_modules|_parameters|_buffers|__dict__)\[['\"]([^'\"\[\]]{1,200})['\"]\]"
-_DIMENSION = r"\.(size|stride)\(\)\[(\d{1,3})\]"
-_INTEGER = r"[+-]?\d{1,40}"
+_LOCAL = re.compile(r"\b[LG]\[['\"]([^'\"\[\]]{1,200})['\"]\]")
+_PART = re.compile(r"\.(?:_modules|_parameters|_buffers|__dict__)\[['\"]([^'\"\[\]]{1,200})['\"]\]")
+_DIMENSION = re.compile(r"\.(size|stride)\(\)\[(\d{1,3})\]")
+_INTEGER = re.compile(r"[+-]?\d{1,40}")
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]'\""
 _DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 PrivateUse2 PrivateUse3"
 _BACKENDS = frozenset(_DEVICES.split())
@@ -413,7 +413,7 @@ _MIRRORED = {"==": "==", "!=": "!=", "<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 
 def plain(text: str) -> str:
     """Names as the user wrote them: no `L[...]` around arguments, no dictionaries of modules between attributes."""
-    return re.sub(_PART, r".\1", re.sub(_LOCAL, r"\1", text))
+    return _PART.sub(r".\1", _LOCAL.sub(r"\1", text))
 
 
 @cache
@@ -506,14 +506,14 @@ def _argument(rest: str) -> str:
 def _dimension(text: str) -> Guard | None:
     """A condition on sizes or strides, of a version compiled for dynamic shapes."""
     readable = plain(text)
-    match = re.search(_DIMENSION, readable)
+    match = _DIMENSION.search(readable)
     if match is None:
         return None
     start = match.start()
     name = readable[len(readable[:start].rstrip(_NAME)) : start]
     subject = f"{name}.{match[1]}({match[2]})"
     cause = "stride" if match[1] == "stride" else "shape"
-    condition = re.sub(_DIMENSION, r".\1(\2)", readable)
+    condition = _DIMENSION.sub(r".\1(\2)", readable)
     if condition.startswith("Ne("):
         condition = condition[3:].rpartition(")")[0].replace(", ", " != ", 1)
     for sign, mirrored in _MIRRORED.items():
@@ -562,7 +562,7 @@ def _comparison(text: str) -> Guard | None:
 def _constant(left: str, subject: str, right: str) -> str:
     """The cause word of a plain value that a version was compiled for."""
     attribute = "." in subject.partition("['")[0].partition('["')[0]  # a dot inside `['a.b']` is no attribute
-    if re.fullmatch(_INTEGER, right):
+    if _INTEGER.fullmatch(right):
         return "int_attribute" if attribute and not subject.endswith((".stop", ".start")) else "constant"
     if attribute:
         return "attribute"
@@ -579,7 +579,7 @@ def _truth(text: str) -> Guard | None:
     for sign in ("<=", ">=", "<", ">"):
         left, found, right = text.partition(f" {sign} ")
         if found and len(left) + len(right) <= 500:
-            if re.fullmatch(_INTEGER, left):
+            if _INTEGER.fullmatch(left):
                 return Guard("constant", plain(right), f"{_MIRRORED[sign]} {left}")
             return Guard("constant", plain(left), f"{sign} {right}")
     return None

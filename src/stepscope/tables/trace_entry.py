@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.ma
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field

@@ -491,16 +491,16 @@ def _warnings(
 
 
 MODULE = "<module>"
-_NATIVE_FILE = r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|cuh|h|hpp|rs|f|f90)$|^\?$|^\[.*\]$"
-_ADDRESS = r"^0x[0-9A-Fa-f]+$"
-_FROZEN = r"^<frozen ([\w.]+)>$"
+_NATIVE_FILE = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|cuh|h|hpp|rs|f|f90)$|^\?$|^\[.*\]$")
+_ADDRESS = re.compile(r"^0x[0-9A-Fa-f]+$")
+_FROZEN = re.compile(r"^<frozen ([\w.]+)>$")
 # What comes before the first package in the full name of an installed file.
-_INSTALLED = r"^.*/(?:site-packages|dist-packages|lib(?:64)?/python\d+(?:\.\d+)?t?)/"
+_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?/python\d+(?:\.\d+)?t?)/")
 
 
 def is_native(frame: Frame) -> bool:
     """Whether a frame is of a compiled library. Cython's `.pyx` and files without an ending count as Python."""
-    if re.match(_ADDRESS, frame.function) or re.search(_NATIVE_FILE, frame.file):
+    if _ADDRESS.match(frame.function) or _NATIVE_FILE.search(frame.file):
         return True
     # Python frames without a line (--nolineno) still name a source file or something like `<string>`
     return bool(frame.file) and frame.line is None and "." in frame.file and not frame.file.endswith((".py", ">"))
@@ -508,14 +508,14 @@ def is_native(frame: Frame) -> bool:
 
 def module_of(file: str, code: UserCode, roots: Sequence[str]) -> str:
     """The module of a Python file: a dotted name from the user's `roots` on, the package of all other code."""
-    frozen = re.match(_FROZEN, file)
+    frozen = _FROZEN.match(file)
     if frozen:
         return frozen[1].partition(".")[0]
     if not file or file.startswith("<"):
         return file
     own = code.resolve(file)
     if own is None:
-        return _stem(re.sub(_INSTALLED, "", file.replace("\\", "/")).lstrip("/").partition("/")[0])
+        return _stem(_INSTALLED.sub("", file.replace("\\", "/")).lstrip("/").partition("/")[0])
     below = [own[len(root) :] for root in (root.rstrip("/") + "/" for root in roots) if own.startswith(root)]
     name = min(below, key=len, default=file if not file.startswith("/") else own.rpartition("/")[2])
     parts = _components(name.removeprefix("./"))

@@ -465,8 +465,8 @@ def regions(context: Context, window: ProfiledCalls | None) -> tuple[dict[str, A
 
 _MODULES = "torch/nn/modules/module.py"
 # tool -> its files; the first that fits. What is called through another tool is that one's.
-TOOLS = {
-    name: rf"(^|/)({files})"
+TOOLS: dict[str, re.Pattern[str]] = {
+    name: re.compile(rf"(^|/)({files})")
     for name, files in {
         "wandb.watch": r"wandb/(integration/torch|sdk/lib)?/?\w*wandb_torch\.py",
         "W&B": r"wandb/",
@@ -528,7 +528,7 @@ def logging_costs(context: Context, calls: Calls | None) -> tuple[LoggingCost, .
     tree, names = samples.calls, [*TOOLS, HOOKS]
     of_frame = np.full(len(tree.frames), NONE)  # the number of the tool, none of the user's own file and of others
     for at, frame in enumerate(tree.frames):
-        tool = next((tool for tool, files in enumerate(TOOLS.values()) if re.search(files, frame.file)), NONE)
+        tool = next((tool for tool, files in enumerate(TOOLS.values()) if files.search(frame.file)), NONE)
         of_frame[at] = tool if tool < 0 or context.code.resolve(frame.file) is None else NONE
     of_node = np.where(_is_hook(UserPaths(tree, context.code)), len(TOOLS), tree.by_node(of_frame))
     if not (of_node >= 0).any():

@@ -37,7 +37,7 @@ _PRODUCTS = ("aten::mm", "aten::matmul", "aten::addmm", "aten::linear", "aten::b
 _FILLS = ("aten::zero_", "aten::fill_")
 _DENSE = "aten::embedding_dense_backward"
 _LOOKS_UP = ("aten::embedding", "aten::index_select")
-_DECOMPOSES = (
+_DECOMPOSES = re.compile(
     r"^aten::(linalg_(svd|svdvals|qr|eig|eigh|eigvals|eigvalsh|inv|inv_ex|pinv|lstsq|matrix_exp)|svd|qr|inverse|pinverse)$"
     r"|^autograd::engine::evaluate_function: Linalg(Svd|Qr|Eig|Eigh|InvEx|Lstsq|MatrixExp)Backward\d*$"
 )
@@ -137,7 +137,7 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _histories(scene)
     if len(scene.found):
         return  # on a device they are a loss of launches
-    decompositions = every.where(re.match(_DECOMPOSES, form.name) is not None for form in every.forms)
+    decompositions = every.where(_DECOMPOSES.match(form.name) is not None for form in every.forms)
     rows = outermost(scene, flags(len(scene.span), decompositions))
     if len(rows):
         forward = rows[scene.span.names.starting("aten::")[rows]]
