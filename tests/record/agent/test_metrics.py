@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +114,54 @@ def test_roots_of_many_kinds(captured: Captured) -> None:
         (weight * 2).backward()
     marks.log("part", Sharded(weight.sum() * 7))
     assert kept(captured) == {"train/loss": [3.0, 6.0, 9.0, "inf", 15.0], "part": [21.0]}
+
+
+def test_lines_in_any_turn_keep_their_own_losses_and_are_not_heard(captured: Captured) -> None:
+    """A loss of the line that it is the turn of is read at once: as it would be by a look in full."""
+
+    def one(loss: Any) -> None:
+        loss.backward()
+
+    def other(loss: Any) -> None:
+        torch.autograd.backward(loss)
+
+    def by_one_line(loss: Any) -> None:
+        one(loss)
+
+    def by_another(loss: Any) -> None:
+        one(loss)
+
+    class Hears(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(function)
+            return function(*args, **kwargs or {})
+
+    asked: list[Any] = []
+    lines = [other, by_one_line, by_another, torch.Tensor.backward]
+    types = [torch.float32] * 12 + [torch.float64, torch.bfloat16]
+    random = Random(0)
+    weight, made = torch.ones(1, requires_grad=True), {}  # type: ignore[var-annotated]
+    turns = [turn for count in (9, 2, 9) for turn in [0] * count + [1, 2] * count + [3] * count] * 2
+    for number, turn in enumerate(turns + random.choices(range(len(lines)), k=60)):
+        loss = (weight * (number + 1)).sum().to(random.choice(types))
+        loss = loss * float("inf") if random.random() < 0.03 else loss.reshape(1) if random.random() < 0.1 else loss
+        made.setdefault(f"line {turn}", []).append("inf" if loss.isinf() else loss.item())
+        with Hears() if turn == 0 and random.random() < 0.3 else contextlib.nullcontext():
+            lines[turn](loss)
+        weight.grad = torch.full((1,), float(number))
+        largest = random.choice([1.0, 1.0, 1.0, 2])
+        with Hears() if random.random() < 0.1 else contextlib.nullcontext():
+            norm = torch.nn.utils.clip_grad_norm_([weight], largest)
+        made.setdefault(float(largest), []).append(norm.item())
+        loss.detach().zero_()
+        norm.zero_()
+    captured.finish()
+    found: dict[Any, list[Any]] = {}
+    for source, _name, values, about in captured.curves():
+        key = (about["line"], *(about["caller"] or ())) if source == "backward" else about["max_norm"]
+        found.setdefault(key, []).extend(values)
+    assert sorted(map(str, found.values())) == sorted(map(str, made.values()))
+    assert not {torch.Tensor.numel, torch.Tensor.data_ptr, torch.Tensor.is_cpu.__get__} & set(asked)
 
 
 def test_a_pass_inside_another_is_none_and_other_threads_are_not_the_trainings(captured: Captured) -> None:

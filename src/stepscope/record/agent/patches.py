@@ -197,6 +197,12 @@ def tell_torchscript(function: Any) -> None:
             known._builtin_table[id(function)] = operator
 
 
+def has_torch_modes() -> Callable[[], bool]:
+    """Whether a mode of the script hears what any tensor is asked."""
+    inside = getattr(sys.modules.get("torch"), "_C", None)
+    return getattr(inside, "_is_torch_function_mode_enabled", lambda: True)  # an older one does not tell
+
+
 def root_of(tensors: Any) -> Any:
     """What `backward` is called on, alone in a list as well."""
     return tensors[0] if tensors.__class__ in (list, tuple) and len(tensors) == 1 else tensors

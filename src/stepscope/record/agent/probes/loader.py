@@ -20,7 +20,7 @@ from typing import Any, Callable, Tuple
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.batches import Batches
-from stepscope.record.agent.patches import Probe
+from stepscope.record.agent.patches import Probe, has_torch_modes
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_told_wrapper
 
 _SERIAL = "_stepscope_serial"
@@ -148,7 +148,8 @@ class LoaderProbe(Probe):
         super().__init__(agent)
         self._steps, self._faults = agent.steps, agent.page_faults
         torch = sys.modules["torch"]
-        self._unheard, self._tensor = torch._C.DisableTorchFunction, torch.Tensor
+        # by modes and tensors of the script, which hear what a tensor is asked; entering it takes a microsecond
+        self._unheard, self._tensor, self._has_modes = torch._C.DisableTorchFunction, torch.Tensor, has_torch_modes()
         self._offset_ns = agent.clock.epoch_offset_ns
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
@@ -232,18 +233,20 @@ class LoaderProbe(Probe):
         steps, now = self._steps, monotonic_ns() + self._offset_ns
         if error is None:
             rows = None
-            with self._unheard():  # by modes and tensors of the script, which hear what a tensor is asked
-                if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
-                    shape = batch[0].shape if batch[0].__class__ is self._tensor else None
-                    if shape:
-                        rows = shape[0]
-                if rows is None:
+            if batch.__class__ in _PLAIN and batch and batch[0].__class__ is self._tensor and not self._has_modes():
+                shape = batch[0].shape  # what nearly every loader yields, without a call
+                if shape:
+                    rows = shape[0]
+            if rows is None:
+                with self._unheard():
                     rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
-                steps.fetch_end(token, rows, now)
-                if self._token_looks:
-                    self._keep_tokens(batch, now)
-                if self._look:
-                    self._count(token, batch, now - self._began)
+            steps.fetch_end(token, rows, now)
+            if self._token_looks or self._look:
+                with self._unheard():
+                    if self._token_looks:
+                        self._keep_tokens(batch, now)
+                    if self._look:
+                        self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token, now)
         else:

@@ -32,6 +32,7 @@ from stepscope.record.agent.patches import (
     ModuleHook,
     Patches,
     Probe,
+    has_torch_modes,
     is_dynamo_compiling_check,
     is_whole,
     scaler_home,
@@ -112,6 +113,7 @@ class AutogradProbe(Probe):
         gradients = Gradients()
         loss_switch, keep_loss, _ = agent.guard.pair(metrics.NAME, agent.metrics.loss)
         unheard = torch._C.DisableTorchFunction  # by modes and tensors of the script, which hear what a tensor is asked
+        tensor, has_modes = torch.Tensor, has_torch_modes()
         depth = 0  # backward passes inside one another, as reentrant checkpoints make them
 
         # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
@@ -123,8 +125,12 @@ class AutogradProbe(Probe):
             depth += 1
             if depth == 1 and not loss_switch.off:
                 try:
-                    with unheard():
-                        keep_loss(args[0] if args else kwargs.get("tensors"), now)
+                    loss = args[0] if args else kwargs.get("tensors")
+                    if loss.__class__ is tensor and not has_modes():  # nobody hears; `unheard` takes a microsecond
+                        keep_loss(loss, now)
+                    else:
+                        with unheard():
+                            keep_loss(loss, now)
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
                     loss_switch.trip(defect)
             if agent.framework_steps is not None:
@@ -403,7 +409,8 @@ class MetricsProbe(Probe):
         was_told = takes_norm and not is_inside  # the norm was taken before, most often by a function that told it
         agent, metrics, known = self._agent, self._metrics, self._series
         keep, offset_ns = metrics.keep_norm, agent.clock.epoch_offset_ns
-        unheard = sys.modules["torch"]._C.DisableTorchFunction
+        torch: Any = sys.modules["torch"]
+        unheard, tensor, has_modes = torch._C.DisableTorchFunction, torch.Tensor, has_torch_modes()
 
         def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             # In every step of a script that clips, so in one piece and by what is found at the first look.
@@ -419,8 +426,11 @@ class MetricsProbe(Probe):
                 series = known[is_scaled, most, again]
             except (KeyError, TypeError):
                 series = self._new_series(is_scaled, most, again)
-            with unheard():
+            if norm.__class__ is tensor and not has_modes():
                 value = keep(series, now_ns, norm)
+            else:
+                with unheard():
+                    value = keep(series, now_ns, norm)
             # Of what is about to be clipped, the gradients can still be looked at.
             if is_inside and value is not None and value - value != 0.0 and args and not is_scaled:
                 metrics.norm_lost(args[0], now_ns)
