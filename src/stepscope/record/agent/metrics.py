@@ -207,7 +207,7 @@ class Metrics:
         series, is_plain = self._sites.get(key) or (self._site(frame, root), False)
         update = -1 - self._updates if self._updating else self._updates
         value, numbers = None, self._numbers
-        if is_plain and root.__class__ is self._tensor and root.is_cpu and root.numel() == 1:
+        if is_plain and series is not None and root.__class__ is self._tensor and root.is_cpu and root.numel() == 1:
             at = _readers.get(root.dtype)  # as `_read` does, with less to ask
             if at is not None and len(numbers) < HELD_LIMIT * FIELDS:
                 value = at(root.data_ptr()).value
