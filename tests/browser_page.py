@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -61,3 +62,34 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., Opened]]:
+    """Opens a file; whatever a page of ours may not do fails the test at its end."""
+    opened: list[Opened] = []
+    contexts = []
+
+    def open_file(path: Path, *, dark: bool = False, width: int = 1200) -> Opened:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light", offline=True
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+        result = Opened(page)
+        page.on("console", lambda message: result.wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: result.wrong.append(f"script: {error}"))
+        page.on("dialog", lambda dialog: (result.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda request: None if request.url == path.as_uri() else result.wrong.append(f"request: {request.url}"),
+        )
+        page.goto(path.as_uri())
+        opened.append(result)
+        return result
+
+    yield open_file
+    for context in contexts:
+        context.close()
+    assert [wrong for each in opened for wrong in each.wrong] == []
