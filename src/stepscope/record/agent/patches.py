@@ -79,8 +79,8 @@ class Patches:
         wrapper = wrap(original)
         if isinstance(owner, ModuleType):  # pickle knows a function by its names, which must lead to it
             wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
-        if isinstance(wrapper, FunctionType):
-            with suppress(TypeError, ValueError):  # functions of C may have none
+        if isinstance(wrapper, FunctionType) and isinstance(original, FunctionType):  # of C, reading it takes 20 ms
+            with suppress(TypeError, ValueError):
                 wrapper.__signature__ = signature(original)  # type: ignore[attr-defined]
         setattr(owner, name, wrapper)
         self._patches.append((owner, name, own, wrapper))
