@@ -397,8 +397,9 @@ def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> N
         ([f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:5)", f"f1 ({TRAIN}:7)"], [14, 7]),
         ([f"main ({TRAIN}:15)", f"f1 ({TRAIN}:7)"], [15, 14, 7]),
         ([f"main ({TRAIN}:15)", f"save ({SITE}/torch/serialization.py:7)"], None),
+        ([f"main ({TRAIN}:9)", f"__init__ ({SITE}/torch/utils/data/dataloader.py:1172)"], None),
     ],
-    ids=["in it", "behind it", "files"],
+    ids=["in it", "behind it", "files", "workers of the next epoch"],
 )
 def test_what_a_loop_of_the_users_own_makes_of_an_evaluation_is_evaluation(
     scores: list[str], lines: list[int] | None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.record.agent.imports import Finder
+
 from .processes import PYTHONS, SCRIPTS, run_script
 
 FAKE_TORCH = SCRIPTS / "fake_torch"
@@ -73,3 +75,15 @@ def test_a_module_of_the_scripts_by_the_name_of_one_that_we_need_is_the_scripts(
     )
     with_us, without = (run_script(tmp_path, str(script), path=(FAKE_TORCH,), recorded=told) for told in (True, False))
     assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
+
+
+def test_a_clone_of_ours_beside_the_script_does_not_end_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where we are installed for another Python, the folder is all that the script's path has by our name."""
+    (tmp_path / "stepscope" / "docs").mkdir(parents=True)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    package = Path(__file__).parents[3] / "src" / "stepscope"
+    spec = Finder(str(package), lambda _: None).find_spec("stepscope")
+    assert spec is not None
+    assert spec.origin == str(package / "__init__.py")

@@ -2,9 +2,9 @@
 
 Where a loader brings its batches, the journal has steps of its own for it; what a framework does in its evaluation
 beside them, as metrics over all of them, counts too. Of a loop of the user's samples tell it: what the line that
-evaluates, or one that trains nothing, does between the last batch and the next step; files that are saved are no part.
-Batches that are cut from tensors leave it in the training step that it follows, which is then far longer than others;
-there samples tell its part, and need a line that speaks of evaluation.
+evaluates, or one that trains nothing, does between the last batch and the next step; files that are saved and loaders
+that start are no part. Batches that are cut from tensors leave it in the training step that it follows, which is then
+far longer than others; there samples tell its part, and need a line that speaks of evaluation.
 
 A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
 while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
@@ -131,7 +131,7 @@ def _lines(
     times = [overlaps_of(stretches, steps) for steps in among]
     in_ns, out_ns, after_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
     later_ns = after_ns * (int(after["wall_ns"].sum()) / max(1, int(after_ns.sum())))  # with what was not sampled of it
-    later_ns[at(users.tree.innermost(users.marked(_saves)), nodes, NONE) >= 0] = 0
+    later_ns[at(users.tree.innermost(users.marked(_is_no_evaluation)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
         return {}, 0, 0  # nobody can tell the lines that train
@@ -171,8 +171,9 @@ def _lines(
     return shares, round(own_ns / gap_ns), round(more_ns)
 
 
-def _saves(frame: Frame) -> bool:
-    return in_file(frame.file, "torch/serialization.py")
+def _is_no_evaluation(frame: Frame) -> bool:
+    """Files that are saved, and a loader that starts its workers for the next epoch (`input.first_batch`)."""
+    return any(in_file(frame.file, file) for file in ("torch/serialization.py", "torch/utils/data/dataloader.py"))
 
 
 def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -> tuple[Int32, Bools, Bools]:

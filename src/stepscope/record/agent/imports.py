@@ -85,8 +85,9 @@ class Finder:
     def _is_foreign(self) -> bool:
         """Whether the script has a module of its own by our name: it gets that one, and is not recorded."""
         spec = PathFinder.find_spec("stepscope", sys.path)
-        agent = os.path.join(os.path.dirname(spec.origin or ""), "record", "agent") if spec is not None else "/"
-        return not os.path.isdir(agent)
+        if spec is None or spec.origin is None:  # nor is a folder without code, as a clone of ours beside the script
+            return False
+        return not os.path.isdir(os.path.join(os.path.dirname(spec.origin), "record", "agent"))
 
     def _tell(self, name: str) -> None:
         if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
