@@ -424,6 +424,7 @@ def test_faults_of_an_optimizer_that_is_told_go_with_it(fused: str, part: float)
     found = {one.rule: one for one in diagnose(replace(facts, passes=made, sites=(site,))).findings}
     assert ("compute.unfused_optimizer" in found) is (part < 1)
     assert found[FAULTS].cost_ms_per_step == pytest.approx(part * 15_000 * (1000 + 200) / 1e6)
+    assert (0.4 in [one.value for one in found[FAULTS].evidence]) is (part < 1)
 
 
 @pytest.mark.parametrize("faults", [0, 200, 3_000])

@@ -207,6 +207,11 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
             Evidence(f"a fault, with {threads} at once", facts.ns_beside or 0.0, "ns", measured),
             Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
             figure("faults of the training thread itself", facts.main_share, "share", "system.jsonl", 4),
+            *(
+                (figure("the optimizer's part, not in the cost", updating, "share", "profiler window", 4),)
+                if updating
+                else ()
+            ),
             Evidence("allocator", allocator, "", "manifest.json"),
             *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
         ),
