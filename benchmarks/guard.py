@@ -59,7 +59,7 @@ CEILINGS = {
     "experiment --help: modules": Ceiling(180, "nothing is read before the first run"),
     "mcp --help: modules": Ceiling(180, "the protocol's package is imported by the server alone"),
     "package: lines, thousands": Ceiling(106.0, "Python and JSON, which all who come after read; 107 before"),
-    "package: files of Python": Ceiling(351, "each costs a header and imports; 468 before nouns were joined"),
+    "package: files of Python": Ceiling(350, "each costs a header and imports; 468 before nouns were joined"),
     "tests: lines, thousands": Ceiling(60.1, "as the package; 61.3 before"),
 }
 UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib", "mcp", "pydantic")

@@ -91,9 +91,9 @@ def event_kinds() -> set[str]:
 
 
 def test_the_page_of_commands_is_their_help() -> None:
-    from stepscope.cli.reference import page
+    from scripts.commands import page
 
-    assert page() == COMMANDS_PAGE, "run: python -m stepscope.cli.reference > docs/commands.md"
+    assert page() == COMMANDS_PAGE, "run: python scripts/commands.py > docs/commands.md"
 
 
 def test_every_option_is_in_the_section_of_its_command() -> None:

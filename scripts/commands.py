@@ -7,7 +7,7 @@ from stepscope.cli import COMMANDS, load
 HEAD = """# Commands and options
 
 What `stepscope COMMAND --help` prints, for every command. `--help` is an option of all of them; `stepscope --version`
-prints the version. This page is made by `python -m stepscope.cli.reference`, and a test keeps it equal to the help.
+prints the version. This page is made by `python scripts/commands.py`, and a test keeps it equal to the help.
 
 Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 unreadable input, 4 this machine lacks or refuses something,
 130 after Ctrl-C. `run` ends with the status of the training command where that is not 0
