@@ -77,6 +77,20 @@ def test_a_generator_expression_counts_its_items() -> None:
     assert (loop.callee, loop.calls_per_step, loop.place.line) == ("item", 100, 2)
 
 
+def test_what_is_made_of_a_class_is_called_by_its_own_name() -> None:
+    source = "decode = Decoder()\nfor batch in range(9):\n    for token in range(99):\n        decode(token)\n"
+    steps, trace = steps_with_window(), Trace()
+    for row in steps:
+        if row["in_window"]:
+            at, step = row["start_ns"], row["step"]
+            trace.add("train.py(1): <module>", at, 60 * MS, step=step)
+            for start in range(at, at + 50 * MS, 500 * US):
+                trace.add("nn.Module: Decoder_0", start, 400 * US, step=step)
+                trace.add("aten::relu", start + 20 * US, 200 * US, step=step, category="cpu_op")
+    loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
+    assert (loop.callee, loop.place.line, loop.loop_line) == ("Decoder", 4, 3)
+
+
 def test_broken_source_is_as_good_as_none() -> None:
     assert only_loop(loop_tables(stacks=False), {TRAIN: "def token_loss(:\n"}).place.line == 3
 

@@ -113,7 +113,10 @@ class Lines:
         """
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
-        found = _calls(scope, name, loop=loop)
+        known = self._names(file)
+        # what was made of a class goes by a name of its own: the line that calls the class makes it
+        found = _calls(scope, lambda node: known.calls(node, name) and not _is_call(node, name), loop=loop)
+        found = found or _calls(scope, lambda node: _is_call(node, name), loop=loop)
         lines = [line for line, _ in found]
         if loop and not found:  # an assignment to an item names nothing: the busiest line of the loops
             lines = [line for node in _loops(scope) for line in range(node.lineno, (node.end_lineno or 0) + 1)]
@@ -513,8 +516,8 @@ def _is_sign(node: ast.AST, operator: str) -> bool:
     return any(isinstance(sign, _SIGNS.get(operator, ())) for sign in signs)
 
 
-def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
-    found = [(site.line, site.loop) for site in _sites(scope, lambda node: _is_call(node, name))]
+def _calls(scope: ast.AST | None, wanted: Callable[[ast.AST], bool], *, loop: bool) -> list[tuple[int, _Loop | None]]:
+    found = [(site.line, site.loop) for site in _sites(scope, wanted)]
     if loop:
         found.sort(key=lambda pair: pair[1] is None)
     return found
