@@ -12,8 +12,8 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
 from stepscope.model import Finding, Place, Site
-from stepscope.model.device_losses import PassesFacts
-from stepscope.model.machine import ChildrenFacts
+from stepscope.model.device_losses import PassesFacts, PassLine, WastedWork
+from stepscope.model.machine import ChildrenFacts, DriftFacts, DriftLine
 from stepscope.tables.schema import Tables
 from tests.analyze.device_scenes import V100, made_tensors, repeated
 from tests.analyze.scenes import TORCH, TRAIN, Trace, stack
@@ -363,7 +363,7 @@ def test_a_process_of_python_is_named_by_what_it_runs() -> None:
     assert child.cores == pytest.approx(1.0)
 
 
-FAULTS = "memory.page_faults"
+FAULTS, WASTED = "memory.page_faults", "compute.wasted_operators"
 COST = {"page_bytes": 4096, "ns_alone": 1000.0, "threads": 2, "ns_beside": 1400.0, "ns_returned": 200.0}
 GLIBC = {"cost": COST, "huge_pages": "madvise", "libc": "glibc 2.36", "installed": []}
 
@@ -425,6 +425,22 @@ def test_faults_of_an_optimizer_that_is_told_go_with_it(fused: str, part: float)
     assert ("compute.unfused_optimizer" in found) is (part < 1)
     assert found[FAULTS].cost_ms_per_step == pytest.approx(part * 15_000 * (1000 + 200) / 1e6)
     assert (0.4 in [one.value for one in found[FAULTS].evidence]) is (part < 1)
+
+
+@pytest.mark.parametrize(("grown_ms", "rules"), [(30.0, {WASTED}), (1.0, {"host.step_drift"})])
+def test_a_tensor_that_grows_is_told_with_its_faults_and_its_growth(grown_ms: float, rules: set[str]) -> None:
+    line = Place(TRAIN, 7)
+    grown = WastedWork("grown", "aten::cat", (), 1.0, grown_ms, (PassLine(line, grown_ms, True),))
+    run = replace(NOTHING, step_ms=60.0, wasted=(grown,), made_by_growing=0.4)
+    drift = DriftFacts(200, 6, True, 40.0, 80.0, 20.0, (), {"forward": 40.0}, (DriftLine(line, 1.0, 40.0, 50),))
+    facts = analyze(faulting(main=1.0))
+    machine = replace(facts.machine, drift=drift)
+    found = {
+        one.rule: one for one in diagnose(replace(facts, passes=PassesFacts((run,), None), machine=machine)).findings
+    }
+    part = 0.6 if WASTED in rules else 1.0
+    assert found.keys() == {FAULTS, *rules}
+    assert found[FAULTS].cost_ms_per_step == pytest.approx(part * 15_000 * (1000 + 200) / 1e6)
 
 
 @pytest.mark.parametrize("faults", [0, 200, 3_000])

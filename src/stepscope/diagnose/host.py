@@ -14,7 +14,7 @@ from stepscope.diagnose import gains
 from stepscope.diagnose.communication import small_lines
 from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.machine import asked_for
-from stepscope.diagnose.needless_work import told_places
+from stepscope.diagnose.needless_work import growing, told_places
 from stepscope.diagnose.rule import (
     ALL,
     CAUSES,
@@ -391,7 +391,7 @@ def anomaly_detection(analysis: Analysis) -> Iterator[Claim]:
         f"{clip_share(cost, train.mean_ms):.0%} of the step{at(*where)}",
         steps=train,
         cost_ms=cost,
-        ceiling_ms=gains.without_main(analysis, most),
+        ceiling_ms=gains.without_main(analysis, most, behind=PIPELINE.cold_tensors),
         levels=(sampled_confidence(samples), *doubt),
         where=where,
         key="stacks",
@@ -531,12 +531,13 @@ def _io_fix(top: IoFacts) -> str:
 def step_drift(analysis: Analysis) -> Iterator[Claim]:
     train, drift = STEPS.of(analysis), MANY_STEPS.of(analysis)
     lost_ms = drift.lost_ms_per_step
-    if not drift.rising:
+    lines = {spot(line.place) for line in drift.lines}
+    known_ms = sum(grown_ms for place, grown_ms in growing(analysis).items() if spot(place) in lines)
+    if not drift.rising or known_ms >= CAUSES.part * lost_ms:  # what grows there is told by itself
         return
     grown = sum(max(0.0, growth) for growth in drift.phases.values())
     phase = max(drift.phases, key=lambda name: drift.phases[name], default=None)
     named = phase is not None and grown > 0 and drift.phases[phase] >= DRIFT.phase * grown
-    lines = {spot(line.place) for line in drift.lines}
     doubt, words = device_doubt(analysis)
     source = f"{steps_source(train)}, {things(drift.steps, 'steady step')}"
     medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)

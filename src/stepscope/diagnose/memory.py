@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from stepscope.diagnose.device import ProfiledLoss, loss_rule, made_for_copies
-from stepscope.diagnose.needless_work import UPDATED, unfused_optimizer
+from stepscope.diagnose.needless_work import UPDATED, growing, unfused_optimizer
 from stepscope.diagnose.rule import (
     CAUSES,
     ON_DEVICE,
@@ -192,6 +192,9 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
     # what an optimizer makes that is told goes with it
     parts = [run.made_by_updates or 0.0 for run in (analysis.passes.runs if analysis.passes is not None else ())]
     updating = max(parts, default=0.0) if UPDATED.present(analysis) and unfused_optimizer.findings(analysis) else 0.0
+    if growing(analysis):  # as does what a tensor that grows takes
+        parts = [run.made_by_growing or 0.0 for run in (analysis.passes.runs if analysis.passes is not None else ())]
+        updating = min(1.0, updating + max(*parts, facts.risen_share))
     yield Claim(
         title=f"{facts.minor_per_step:,.0f} page faults per step take {facts.cost_ms_per_step:.3g} ms: "
         f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it{at(*where)}",

@@ -39,7 +39,7 @@ from stepscope.diagnose.rule import (
     train_steps,
 )
 from stepscope.model import Analysis, Evidence, Place, Site, Try
-from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WastedWork, WideGradients
+from stepscope.model.device_losses import GROWN, ExtraCall, ModelCopy, PassFacts, PassLine, WastedWork, WideGradients
 from stepscope.model.trace import OTHER_MAKERS
 
 
@@ -147,7 +147,13 @@ def told_places(analysis: Analysis) -> tuple[Place, ...]:
             found[Place(call.around.file, None, call.around.function)] = None
     for claim in model_copied_in_step.judge(analysis):
         found[replace(claim.where[0], share=None)] = None
-    return tuple(found)
+    return (*found, *growing(analysis))
+
+
+def growing(analysis: Analysis) -> dict[Place, float]:
+    """The lines at which a tensor grows, as is told here, with their ms of the step."""
+    told = (one for run in _runs(analysis) for one in run.wasted if one.kind == GROWN and _counts(run, one.ms_per_step))
+    return {line.place: line.ms_per_step for one in told for line in one.lines}
 
 
 def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
@@ -302,7 +308,9 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
         if again is None or (again.memory_share or 0.0) >= RECOMPUTE.full:
             continue
         where, source = _places(again.lines, again.ms_per_step), _source(run)
-        known = again.memory_share is not None
+        known, most = again.memory_share is not None, again.ms_per_step * RECOMPUTE.most
+        if analysis.windows and not run.on_device:
+            most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
         evidence = [
             ms("forward operators again in the backward pass, per step", again.ms_per_step, again.source),
             figure("such operators per step", again.operators_per_step, "operators", source, 1),
@@ -313,7 +321,7 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
             title="The backward pass computes forward work again, "
             f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(*where)}: activation checkpointing",
             cost_ms=again.ms_per_step,
-            ceiling_ms=again.ms_per_step * RECOMPUTE.most,
+            ceiling_ms=most,
             levels=() if known else ("medium",),
             where=where,
             evidence=evidence,
@@ -429,7 +437,10 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
             train = train_steps(analysis)
             if one.kind == "history" and train is not None:  # the profiled steps may be some with little of it
                 most = max(most, sum(part.ms for part in train.partition if part.category == "backward"))
+            if one.kind == GROWN and analysis.machine.drift is not None:  # what else the steps have more of may go too
+                most = max(most, run.step_ms - analysis.machine.drift.early_ms)
             if analysis.windows and not run.on_device:
+                most += _given_back_ms(analysis)
                 most = gains.without_main(analysis, most, behind=PIPELINE.cold_tensors)
             claim = Claim(
                 title=f"{advice('wasted_title', one.kind).format(_shape(one))}, "
@@ -448,6 +459,12 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
                 falsified_by="With the other form in its place the mean step does not get shorter",
             )
             yield _of_run(analysis, run, claim)
+
+
+def _given_back_ms(analysis: Analysis) -> float:
+    """What giving pages back takes at most: large tensors are freed in no operator, and by whom is not recorded."""
+    faults = analysis.machine.page_faults
+    return faults.minor_per_step * (faults.ns_returned or 0.0) / 1e6 if faults is not None else 0.0
 
 
 def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:

@@ -318,10 +318,13 @@ class WideGradients(Struct, frozen=True):
     at_most_ms_per_step: float
 
 
+GROWN = "grown"
+
+
 class WastedWork(Struct, frozen=True):
     """Work that another form of the same computation would not do.
 
-    kind: broadcast, one_hot, dense_gradient, decomposition, unused_gradient or history.
+    kind: broadcast, one_hot, dense_gradient, decomposition, unused_gradient, grown or history.
     operator: What makes the large tensor, or decomposes.
     shape: The large tensor; empty of decompositions.
     calls_per_step: Calls of the operators that made it.
@@ -346,6 +349,7 @@ class PassFacts(Struct, frozen=True):
     steps: Profiled steps in which a backward pass runs; a trace that names none counts as one.
     step_ms: The mean step that all times are part of: the steady one where a journal has it, else the profiled one.
     made_by_updates (share): Of the large tensors that the host makes in a step, what optimizers make, by size.
+    made_by_growing (share): Of these, the tensors that `torch.cat` makes longer again and again.
     """
 
     run: str
@@ -368,6 +372,7 @@ class PassFacts(Struct, frozen=True):
     copies: tuple[ModelCopy, ...]
     wasted: tuple[WastedWork, ...]
     made_by_updates: float | None = None
+    made_by_growing: float | None = None
 
 
 class PassesFacts(Struct, frozen=True):

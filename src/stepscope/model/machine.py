@@ -276,6 +276,7 @@ class PageFaultFacts(Struct, frozen=True):
     minor_per_step: Pages that the system had to map in a step, for all threads of the process; mean.
     main_share: Of the faults, those that the main thread had itself, by telemetry.
     kept_share: Of the faults, those by which the processes grew: no loss, and not in the cost.
+    risen_share: Of the faults, those beyond what the first tenth of the steps had.
     page_bytes: Size of a page.
     threads: Threads that faulted at once when the cost was measured.
     ns_alone: Processor time of a fault on one thread alone, zeroing the page included.
@@ -309,6 +310,7 @@ class PageFaultFacts(Struct, frozen=True):
     huge_pages: str | None
     installed: tuple[str, ...]
     largest_bytes: int | None
+    risen_share: float = 0.0
 
 
 class DriftLine(Struct, frozen=True):

@@ -54,6 +54,8 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "by_hand",
         "truncated",
         "threaded",
+        "dense",
+        "rejoined",
     ],
 )
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:
@@ -149,6 +151,12 @@ def test_a_graph_that_is_kept_from_step_to_step(folder: Path) -> None:
     (work,) = found.wasted
     assert (work.kind, work.lines[0].place.function) == ("history", "remembered")
     assert 0 < work.ms_per_step <= found.step_ms
+
+
+@pytest.mark.parametrize(("name", "calls"), [("grown", 1), ("grown_within", 9)])  # two alike have no length
+def test_a_tensor_that_grows(folder: Path, name: str, calls: int) -> None:
+    (work,) = facts(folder, name, "wasted").wasted
+    assert (work.kind, work.calls_per_step, work.lines[0].place.function) == ("grown", calls, "joined")
 
 
 def test_a_copy_of_the_model(folder: Path) -> None:

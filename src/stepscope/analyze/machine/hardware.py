@@ -222,6 +222,7 @@ def page_faults(tables: Tables, labelled: LabelledSteps, training: pl.DataFrame 
         return None
     own_ns = mean(steady["wall_ns"] - steady["data_wait_ns"].fill_null(0))
     faults = mean(steady["minor_faults"])
+    early = mean(steady.sort("start_ns")["minor_faults"].head(max(1, steady.height // 10)))
     told = [mapping(manifest, "page_faults") for manifest in tables.manifests]
     costs = [mapping(one, "cost") for one in told]
     alone, beside, returned = (_worst(costs, name) for name in ("ns_alone", "ns_beside", "ns_returned"))
@@ -264,6 +265,7 @@ def page_faults(tables: Tables, labelled: LabelledSteps, training: pl.DataFrame 
         huge_pages=string(first.get("huge_pages")),
         installed=tuple(str(name) for name in first.get("installed") or ()),
         largest_bytes=max(sizes.to_list(), default=None),
+        risen_share=max(0.0, 1.0 - early / faults) if faults else 0.0,
     )
 
 

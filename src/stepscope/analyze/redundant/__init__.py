@@ -24,6 +24,7 @@ def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
     for run, own in sorted(runs.items()):
         steps = sum(len(scene) for scene in own)
         known = timed if all(scene.steady_ns is not None for scene in own) else None
+        updating, growing = wasted_operators.made_by(own) or (None, None)
         gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
         one = PassFacts(
             run=run,
@@ -43,8 +44,9 @@ def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
             doubles=needless_operators.doubles(own),
             recompute=needless_operators.recompute(own, context.sampled, known),
             wide_gradients=needless_operators.wide_gradients(own),
-            wasted=wasted_operators.wasted(own),
-            made_by_updates=wasted_operators.made_by_updates(own),
+            wasted=wasted_operators.wasted(own, known),
+            made_by_updates=updating,
+            made_by_growing=growing,
             copies=extra_calls.traced_copies(own),
         )
         made.append(one)

@@ -5,6 +5,7 @@
 - `dense_gradient`: the gradient of an embedding is a whole table, of which a batch touches few rows; so is its update.
 - `decomposition`: of matrices, whose many dependent steps no batch hides.
 - `history`: a backward pass goes through nodes that it went through in an earlier step, as far as a graph is kept.
+- `grown`: `torch.cat` makes a tensor that the next one takes again, a part longer: all of it is copied for each part.
 - `unused_gradient`: behind the last parameter that is updated a backward pass goes on to others, which no update has.
 
 What works on the large tensor, backward pass and update included, goes with it.
@@ -20,11 +21,12 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.redundant.extra_calls import BACKWARD_CALL
+from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.redundant.extra_calls import BACKWARD_CALL, ENOUGH_SAMPLES
 from stepscope.analyze.redundant.training_steps import TrainingScene, lines, outermost, summed, weights_of
 from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.spans import texts
-from stepscope.model.device_losses import WastedWork
+from stepscope.model.device_losses import GROWN, WastedWork
 from stepscope.tables.arrays import Bools, Int64, climb, flags, self_or_ancestor, unique
 
 MIN_ELEMENTS = 1 << 18  # of the large tensor: a MB in float32, as much as a core's own cache holds
@@ -51,8 +53,13 @@ _Shape = tuple[int, ...]
 _Key = tuple[str, str, _Shape]  # kind, operator, the large tensor
 
 
-def wasted(scenes: Sequence[TrainingScene]) -> tuple[WastedWork, ...]:
-    """Costliest first."""
+MIN_GROWN = 2  # of results that the next step took: two in a row grow
+MIN_GROWN_WITHIN = 8  # the same within a step, where fewer may be the layers of a network
+_WITH_WEIGHTS = re.compile(r"^aten::(_?convolution\w*|conv\dd|\w*(batch|group)_norm\w*)$")  # fixed sizes: such layers
+
+
+def wasted(scenes: Sequence[TrainingScene], time: SampledTime | None) -> tuple[WastedWork, ...]:
+    """Costliest first. `time`: sampled, of the steady steps of the scenes' run."""
     groups: dict[_Key, list[tuple[TrainingScene, Int64, Int64]]] = {}
     for scene in scenes:
         for key, rows, makers in _of_scene(scene) if scene.has("shapes") else ():
@@ -61,8 +68,15 @@ def wasted(scenes: Sequence[TrainingScene]) -> tuple[WastedWork, ...]:
     for (kind, operator, shape), parts in groups.items():
         ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows, _ in parts])
         weighed = [(scene, makers, weights_of(scene, makers)) for scene, _, makers in parts]
-        calls = sum(len(makers) for *_, makers in parts) / steps
-        found.append(WastedWork(kind, operator, shape, calls, ms, lines(weighed, ms)))
+        calls, of_lines = sum(len(makers) for *_, makers in parts) / steps, lines(weighed, ms)
+        if kind == GROWN and time is not None and of_lines and of_lines[0].exact:
+            # the profiled steps are early ones: later there is more to copy
+            place = of_lines[0].place
+            at_line = (pl.col("user_file") == place.file) & (pl.col("user_line") == place.line)
+            share = time.share(time.rows.filter(at_line & (pl.col("user_position") == pl.col("leaf_position"))))
+            if share.samples >= ENOUGH_SAMPLES and share.ms > ms:
+                ms, of_lines = share.ms, lines(weighed, share.ms)
+        found.append(WastedWork(kind, operator, shape, calls, ms, of_lines))
     return tuple(sorted(found, key=lambda one: (-one.ms_per_step, one.kind, one.shape))[:MAX_FACTS])
 
 
@@ -133,10 +147,13 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _broadcasts(every)
     yield from _one_hots(every)
     yield from _dense_gradients(every)
+    rows = _grown(every)
+    if len(rows):
+        yield (GROWN, "aten::cat", ()), rows, rows
     yield from _unused_gradients(every)
     yield from _histories(scene)
     if len(scene.found):
-        return  # on a device they are a loss of launches
+        return  # on a device decompositions are a loss of launches
     decompositions = every.where(_DECOMPOSES.match(form.name) is not None for form in every.forms)
     rows = outermost(scene, flags(len(scene.span), decompositions))
     if len(rows):
@@ -153,11 +170,11 @@ _MAKES_NONE = re.compile(
 )
 
 
-def made_by_updates(scenes: Sequence[TrainingScene]) -> float | None:
-    """Of the large tensors that operators of the host make, the part by size that optimizers make, as far as shapes
-    tell; None where none is made.
+def made_by(scenes: Sequence[TrainingScene]) -> tuple[float, float] | None:
+    """Of the large tensors that operators of the host make, the parts by size that optimizers make, and those that
+    grow, as far as shapes tell; None where none is made.
     """
-    whole = updating = 0
+    whole = updating = growing = 0
     for scene in scenes:
         if len(scene.found) or not scene.has("shapes"):
             continue
@@ -168,7 +185,8 @@ def made_by_updates(scenes: Sequence[TrainingScene]) -> float | None:
         chosen = large[every.rows] & ~np.isin(every.rows, around)
         whole += int(elements[chosen].sum())
         updating += int(elements[chosen & _in_optimizer(scene)[every.rows]].sum())
-    return updating / whole if whole else None
+        growing += int(elements[chosen & np.isin(every.rows, _grown(every))].sum())
+    return (updating / whole, growing / whole) if whole else None
 
 
 def _in_optimizer(scene: TrainingScene) -> Bools:
@@ -224,6 +242,43 @@ def _one_hots(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
             work = every.with_shape(shape, flat, flat[::-1])
             makers = outermost(every.scene, flags(len(work), makers))
             yield ("one_hot", "aten::one_hot", shape), outermost(every.scene, work | flags(len(work), made)), makers
+
+
+def _grown(every: _Operators) -> Int64:
+    """Calls of `torch.cat` of which each takes what another made, or is taken by the next.
+
+    Within a step the tensor grows along another dimension than its last, and no layer with weights of its size reads
+    it: else the parts may be the layers of a network.
+    """
+    scene = every.scene
+    rows = every.where(form.name == "aten::cat" and len(form.first) > 1 for form in every.forms)
+    rows = rows[scene.in_backward[rows] < 0]
+    rows = rows[np.argsort(scene.span.start_ns[rows], kind="stable")]
+    read = {shape for form in every.forms if _WITH_WEIGHTS.match(form.name) for shape in form.dims[:1]}
+    step, made = scene.step_around(rows).tolist(), dict[_Shape, int]()  # by shape the last call that made it
+    links: dict[bool, list[int]] = {True: [], False: []}  # by whether both are of one step
+    for at, form in enumerate(every.of(rows)):
+        whole, along = _joined(form.first)
+        taken = made.get(max(form.first, key=prod))
+        within = taken is not None and step[taken] == step[at]
+        again = whole in made and (not within or step[made[whole]] == step[at])  # it does not grow any more
+        if taken is not None and not again and not (within and (along == len(whole) - 1 or whole in read)):
+            links[within] += taken, at
+        if whole:
+            made[whole] = at
+    least = {True: MIN_GROWN_WITHIN * len(scene), False: MIN_GROWN}
+    ends = [at for within, own in links.items() if len(own) >= 2 * least[within] for at in own]
+    found: Int64 = np.sort(rows[unique(np.array(ends, np.int64))])
+    return found
+
+
+def _joined(shapes: tuple[_Shape, ...]) -> tuple[_Shape, int]:
+    """The shape of these one behind the other, and along which dimension; () where they do not fit, or are equal."""
+    apart = {at for one in shapes for at, pair in enumerate(zip(one, shapes[0], strict=False)) if pair[0] != pair[1]}
+    if len(apart) != 1 or len({*map(len, shapes)}) != 1:
+        return (), -1
+    along = apart.pop()
+    return (*shapes[0][:along], sum(one[along] for one in shapes), *shapes[0][along + 1 :]), along
 
 
 def _dense_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:

@@ -248,6 +248,30 @@ def remembered(*, kept: bool) -> Steps:
         yield
 
 
+def joined(kind: str) -> Steps:
+    """A history that grows from step to step, a cache within each step; or layers that read all before them, and parts
+    that are joined to equal sizes in every step.
+    """
+    model, history = nn.Linear(FEATURES, FEATURES), torch.zeros(0, FEATURES)
+    layers = nn.ModuleList(nn.Conv1d(FEATURES * number, FEATURES, 1) for number in range(1, 12))
+    optimizer = torch.optim.SGD([*model.parameters(), *layers.parameters()], lr=0.1)
+    while True:
+        x, outputs = torch.randn(BATCH, FEATURES, 2), torch.zeros(BATCH, 0, FEATURES)
+        for number in range(1, 12):
+            if kind == "dense":
+                x = torch.cat([x, layers[number - 1](x)], 1)
+            elif kind == "grown_within":
+                outputs = torch.cat([outputs, model(torch.randn(BATCH, 1, FEATURES))], 1)
+        made = model(torch.randn(BATCH, FEATURES))
+        if kind == "grown":
+            history = torch.cat([history, made.detach()])
+        elif kind == "rejoined":
+            longer = torch.cat([torch.randn(BATCH + 1, FEATURES), made])
+            made = torch.cat([made[: BATCH // 2], made[: BATCH // 2 + 1]]) + longer.mean()
+        update(optimizer, x.mean() + outputs.sum() + made.square().mean())
+        yield
+
+
 def threaded() -> Steps:
     """Each forward pass runs in a thread of its own, as `DataParallel` has them: nodes are numbered anew."""
     model, head, made = network(), nn.Linear(CLASSES, CLASSES), list[torch.Tensor]()
@@ -262,11 +286,13 @@ def threaded() -> Steps:
 
 
 UPDATED = ("in_lists", "by_hand", "unused_gradient")
+JOINED = ("grown", "grown_within", "dense", "rejoined")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 
 LOOPS: dict[str, Steps] = {
     **{kind: wasted(kind) for kind in WASTED},
     **{kind: updated(kind) for kind in UPDATED},
+    **{kind: joined(kind) for kind in JOINED},
     **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
     "threaded": threaded(),
