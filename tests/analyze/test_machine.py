@@ -119,6 +119,15 @@ def test_a_drift_is_measured_from_its_start_whatever_a_stall_does() -> None:
     assert max(drift.phases, key=lambda phase: drift.phases[phase]) == "other"
 
 
+@pytest.mark.parametrize(("early", "late", "rising"), [(0.1, 0.9, False), (0.5, 0.5, True)])
+def test_steps_that_only_wait_longer_for_a_core_do_not_grow(early: float, late: float, rising: bool) -> None:
+    steps = growing(1200)
+    rows = telemetry(90, {"run_delay_ns": early * 1e9})
+    for number, row in enumerate(rows):
+        row["value"] += (late - early) * 1e9 * max(0, number - 45)
+    assert some(of(make_tables(steps=steps, system=rows)).drift).rising is rising
+
+
 def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Samples in six parts of the run; line 20 has more in each."""
     begin, end = steps[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]

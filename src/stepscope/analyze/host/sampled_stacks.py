@@ -7,6 +7,7 @@ about the time between samples, so what a line takes more must be more than that
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -24,6 +25,7 @@ from stepscope.analyze.host.sampled_time import (
 )
 from stepscope.analyze.input import loader_waits
 from stepscope.analyze.input.loader_waits import sample_gap_ns
+from stepscope.analyze.machine.readings import average, growths, rank_pids, training_readings
 from stepscope.analyze.ranks import durations
 from stepscope.analyze.step_times import theil_sen, with_all_phases
 from stepscope.engine import intervals
@@ -431,6 +433,7 @@ def drift(context: Context, calls: Calls | None) -> DriftFacts | None:
     edges = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
     rising = bool((np.diff(medians) > 0).all())
     rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in edges)
+    rising = rising and not _cores_were_taken(context, steady, early, late)
     return DriftFacts(
         steps=steady.height,
         parts=PARTS,
@@ -443,6 +446,21 @@ def drift(context: Context, calls: Calls | None) -> DriftFacts | None:
         phases=_phases(ranks),
         lines=_drift_lines(context, steady, calls) if rising else (),
     )
+
+
+def _cores_were_taken(context: Context, steady: pl.DataFrame, early: float, late: float) -> bool:
+    """Whether steps grew because main threads waited longer for a core: what they worked grew less than half as much,
+    by factors.
+    """
+    readings = training_readings(context.tables, context.labelled)
+    if readings is None or not 0 < early < late:
+        return False
+    begin, end = (steady.select("start_ns").min().item(), steady.select("start_ns").max().item())
+    edges = (begin, begin + (end - begin) // THIRD), (end - (end - begin) // THIRD, end)
+    ends = [readings.filter(pl.col("time_ns").is_between(*edge)) for edge in edges]
+    waits = [average(growths(rows, "run_delay_ns", rank_pids(context.tables))) for rows in ends]
+    works = [max(0.0, 1.0 - wait / 1e9) for wait in waits if wait is not None]
+    return len(works) == len(ends) and works[1] * late < works[0] * early * math.sqrt(late / early)
 
 
 def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
