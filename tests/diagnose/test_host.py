@@ -118,6 +118,15 @@ def test_python_in_a_loop_that_costs_much_less_is_told_by_itself() -> None:
     assert [finding.rule for finding in found] == [PYTHON, LOOP]
 
 
+@pytest.mark.parametrize(("fraction", "rule"), [(1.0, PYTHON), (0.6, LOOP)])
+def test_a_loop_that_mostly_calls_plain_python_is_pythons(fraction: float, rule: str) -> None:
+    analysis = analyze(loop_tables(), {TRAIN: LOOP_SOURCE})
+    loop = replace(some(analysis.loops)[0], ms_per_step=40.0, backward_ms_per_step=None)
+    simulated = {"place": Place(TRAIN, 30, "obs"), "call": Place(TRAIN, 40, "advance"), "python_fraction": fraction}
+    line = replace(some(analysis.python)[0], ms_per_step=30.0, samples=60, inside_loop=loop.place, **simulated)
+    assert [one.rule for one in judged(replace(analysis, loops=(loop,), python=(line,))).findings] == [rule]
+
+
 def test_a_checkpoint_of_the_frameworks_is_told_at_its_line_and_once() -> None:
     """The recorder times the save and knows the user's line alone; the samples know whose function it is."""
     save = [f"_save_checkpoint ({SITE}/transformers/trainer.py:2300)", f"save ({TORCH}/serialization.py:980)"]

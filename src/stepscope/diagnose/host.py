@@ -49,6 +49,7 @@ from stepscope.model.metrics import ANOMALY, HOOKS
 
 class LOOP(Thresholds):
     operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
+    plain: float = 0.9  # of a call's time outside operators: what runs some small ones spends half of it there
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
 
@@ -148,12 +149,19 @@ def _told(told: Iterable[Place], place: Place, call: Place | None) -> bool:
 
 
 def reported_loops(analysis: Analysis) -> list[LoopFacts]:
-    """Loops that run torch operators and cost more than the floor; Python inside them is theirs."""
-    least = REPORT_FLOOR * STEPS.of(analysis).mean_ms
+    """Loops that run torch operators and cost more than the floor; Python inside them is theirs.
+
+    But for those that mostly call Python without an operator, as an environment that is simulated: that is the loss.
+    """
+    least, plain = REPORT_FLOOR * STEPS.of(analysis).mean_ms, defaultdict[object, float](float)
+    for fact in analysis.python or ():
+        if fact.inside_loop is not None and fact.call is not None and (fact.python_fraction or 0.0) >= LOOP.plain:
+            plain[spot(fact.inside_loop)] += fact.ms_per_step
     return [
         loop
         for loop in analysis.loops or ()
-        if loop.operators_per_call >= LOOP.operators_per_call and loop.both_passes_ms >= least
+        if loop.operators_per_call >= LOOP.operators_per_call
+        and loop.both_passes_ms >= max(least, plain[spot(loop.place)] / CAUSES.part)
     ]
 
 
