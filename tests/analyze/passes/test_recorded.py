@@ -91,6 +91,13 @@ def test_a_validation_in_line_reaches_to_where_the_training_goes_on(folder: Path
     assert call.around_ms_per_step >= call.ms_per_step
 
 
+@pytest.mark.parametrize("name", ["thrown_away", "logged"])  # not at the function that makes the loss as well
+def test_a_call_whose_result_is_thrown_away_or_logged(folder: Path, name: str) -> None:
+    (call,) = facts(folder, name, "extra_calls").extra_calls
+    assert (call.place.function, call.calls_per_step) == (name, 1)
+    assert call.nodes_per_step >= 5
+
+
 @pytest.mark.parametrize("name", ["checkpointed", "checkpointed_reentrant"])
 def test_activation_checkpointing(folder: Path, name: str) -> None:
     found = facts(folder, name, "recompute")

@@ -211,14 +211,17 @@ class _Calls:
         over = self.span.ends(rows)
         scored = happens(_SCORES, over) | (happens(_READS, over) & ~happens(_PICKS, over))
         scored &= ~happens(_DRAWS, np.where(begins >= 0, self.span.start_ns[begins], over))
+        # or nothing is done with it, though gradients are recorded: not even detached
+        sequence = self.span.column("sequence")
+        loose = np.sort(self.span.start_ns[operators & (self.root_of < 0)])
+        unused = np.searchsorted(loose, ends) == np.searchsorted(loose, over)
+        scored |= unused & np.isin(rows, self.root_of[self.scene.operators & (sequence >= 0)])
+        trains = self.roots[np.isin(self.roots, self.root_of[self.trained])]
+        also_train = trace_back(self.scene.base, self.span, trains).place
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
-        places, user, sequence = (
-            self.scene.base.places,
-            origins(self.scene.base, self.span).user,
-            self.span.column("sequence"),
-        )
+        places, user = self.scene.base.places, origins(self.scene.base, self.span).user
         for (name, index), numbers in sorted(keys.items()):
             own, begin = rows[numbers], begins[numbers]
             starts = self.span.start_ns[np.where(begin >= 0, begin, own)]
@@ -232,7 +235,18 @@ class _Calls:
             chosen = np.isin(self.root_of, own) & (sequence >= 0) & self.scene.operators
             counted = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
             nodes = int(counted.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
-            yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
+            where, exact = place(self.scene.base, index)
+            if outer is not None and index in also_train:  # what calls that function is the difference
+                where, exact = self._caller(begin) or (where, exact)
+            yield name, where, exact, _Found(self.scene, own, around, outer, nodes, *self._order(own))
+
+    def _caller(self, functions: Int64) -> tuple[Place, bool] | None:
+        """The one place of the user's that calls these functions, if there is one."""
+        above = trace_back(self.scene.base, self.span, self.span.parent[functions]).place
+        made = calls(self.scene.base, self.span, functions)
+        pairs = [pair for pair in zip(above.tolist(), made.tolist(), strict=True) if pair[0] >= 0]
+        found = {place(self.scene.base, *pair) for pair in pairs}
+        return found.pop() if len(found) == 1 else None
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""

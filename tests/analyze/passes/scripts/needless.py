@@ -90,6 +90,33 @@ def validated_in_line() -> Steps:
         yield
 
 
+def thrown_away() -> Steps:
+    """The model is called once more for nothing; and for a state that the next step begins with, which is needed."""
+    model, cell, state = network(), nn.GRUCell(CLASSES, CLASSES), torch.zeros(BATCH, CLASSES)
+    optimizer = torch.optim.SGD([*model.parameters(), *cell.parameters()], lr=0.1)
+    while True:
+        inputs, labels = batch()
+        model(inputs)
+        update(optimizer, F.cross_entropy(cell(model(inputs), state), labels))
+        state = cell(state, state).detach()
+        yield
+
+
+def loss_of(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(given[0]), given[1])
+
+
+def logged() -> Steps:
+    """One function makes the loss that is trained on, and once more what is logged."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        given = batch()
+        update(optimizer, loss_of(model, given))
+        loss_of(model, given).item()
+        yield
+
+
 def taught() -> Steps:
     """A teacher that is never trained, and a target of the same network without gradients: both are needed."""
     model, teacher = network(), network()
@@ -293,7 +320,10 @@ LOOPS: dict[str, Steps] = {
     **{kind: wasted(kind) for kind in WASTED},
     **{kind: updated(kind) for kind in UPDATED},
     **{kind: joined(kind) for kind in JOINED},
-    **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
+    **{
+        make.__name__: make()
+        for make in (plain, validated, validated_without_gradients, validated_in_line, thrown_away, logged)
+    },
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
     "threaded": threaded(),
     "history": remembered(kept=True),
