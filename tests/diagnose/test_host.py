@@ -371,14 +371,20 @@ def test_gradients_cost_no_more_than_the_loop_around_them(
 
 
 def evaluated(
-    batches: int, *, loader: bool = True, below: Sequence[str] = (), beside: int = 0, scores: Sequence[str] = ()
+    batches: int,
+    *,
+    loader: bool = True,
+    below: Sequence[str] = (),
+    beside: int = 0,
+    scores: Sequence[str] = (),
+    model: str = MODULE,
 ) -> Tables:
     """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step.
 
     `beside`: so many ms of it after the first epoch's batches. `scores`: what follows each evaluation for 100 ms.
     """
     steps, seen, longer = [], [], 10 * bool(scores)
-    paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", MODULE, *below])
+    paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", model, *below])
     for epoch in range(6):
         begin = T0 + (epoch * (10 + batches + longer) * 10 + beside * (epoch > 0)) * MS
         kinds = ["train"] * 10 + ["eval"] * batches * loader
@@ -403,8 +409,8 @@ def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> N
 @pytest.mark.parametrize(
     ("scores", "lines"),
     [
-        ([f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:5)", f"f1 ({TRAIN}:7)"], [14, 7]),
-        ([f"main ({TRAIN}:15)", f"f1 ({TRAIN}:7)"], [15, 14, 7]),
+        ([f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:5)", f"f1 ({TRAIN}:7)"], [7, 14]),
+        ([f"main ({TRAIN}:15)", f"f1 ({TRAIN}:7)"], [7, 15, 14]),
         ([f"main ({TRAIN}:15)", f"save ({SITE}/torch/serialization.py:7)"], None),
         ([f"main ({TRAIN}:9)", f"__init__ ({SITE}/torch/utils/data/dataloader.py:1172)"], None),
     ],
@@ -418,6 +424,12 @@ def test_what_a_loop_of_the_users_own_makes_of_an_evaluation_is_evaluation(
     finding = told(evaluated(2, scores=scores), BETWEEN, source)
     assert (finding and [place.line for place in finding.where]) == lines
     assert finding is None or finding.cost_ms_per_step == pytest.approx((5 * 100 + 5 * 20) / 60)
+
+
+def test_what_follows_an_evaluation_too_short_to_be_sampled_is_told() -> None:
+    scores = [f"main ({TRAIN}:15)", f"f1 ({TRAIN}:7)"]
+    finding = only(evaluated(2, scores=scores, model=f"copy ({TRAIN}:9)"), BETWEEN)
+    assert [place.line for place in finding.where] == [7, 15]
 
 
 @pytest.mark.parametrize("loader", [True, False])

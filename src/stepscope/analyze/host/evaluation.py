@@ -116,7 +116,7 @@ def _lines(
     context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool
 ) -> tuple[dict[Place, float], int, int]:
     """The lines with their share of the sampled time of evaluation, most first, the samples that are theirs, and their
-    time in `after`. Where most of it is that, its innermost line follows.
+    time in `after`. First comes the line besides the model that takes most, where most of it is no call of the model.
     """
     samples, stretches = context.sampled, context.tables.stretches
     main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
@@ -157,16 +157,19 @@ def _lines(
     ours = lines.filter(pl.col("evaluates") & told & enough)
     # what the training code does with the results, at a line of its own
     later = pl.col("after_ns") >= pl.max_horizontal(MIN_SAMPLES * gap_ns, MOSTLY * (seen_ns + pl.col("after_ns")))
-    lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if ours.height else ours
+    lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if apart else ours
     lines = lines.with_columns(ns=pl.col("in_ns") + pl.col("after_ns")).sort(["ns", "line"], descending=[True, False])
     lines = lines.head(MAX_LINES)
     own_ns, more_ns = float(lines["ns"].sum()), float(lines["after_ns"].sum())
     found = {place: ns for line, ns in lines.select("line", "ns").rows() if (place := users.place(line)) is not None}
-    if more_ns >= MOSTLY * own_ns > 0:
-        rows = rows.with_columns(inner=pl.Series(at(users.line, at(users.innermost, nodes, NONE), NONE)))
-        rows = rows.filter(pl.col("line").is_in(lines["line"].implode()) & (pl.col("inner") >= 0))
-        inner = rows.group_by("inner").agg(pl.col("after_ns").sum()).sort("after_ns", "inner").tail(1).rows()
-        found |= {place: ns for line, ns in inner if (place := users.place(line)) is not None and place not in found}
+    # where most of it is no call of the model, as metrics in Python are, the line that takes most of that comes first
+    rows = rows.with_columns(inner=pl.Series(at(users.line, at(users.innermost, nodes, NONE), NONE)))
+    rows = rows.filter(pl.col("line").is_in(lines["line"].implode()) & (pl.col("inner") >= 0) & ~pl.col("evaluates"))
+    inner = rows.group_by("inner").agg(ns=(pl.col("in_ns") + pl.col("after_ns")).sum()).sort("ns", "inner")
+    if float(inner["ns"].sum()) >= MOSTLY * own_ns > 0:
+        line, ns = inner.tail(1).row(0)
+        place = users.place(line)
+        found = {place: found.get(place, ns), **found} if place is not None else found
     shares = {place: ns / (whole + more_ns) for place, ns in found.items()}
     return shares, round(own_ns / gap_ns), round(more_ns)
 
