@@ -443,6 +443,26 @@ def test_a_tensor_that_grows_is_told_with_its_faults_and_its_growth(grown_ms: fl
     assert found[FAULTS].cost_ms_per_step == pytest.approx(part * 15_000 * (1000 + 200) / 1e6)
 
 
+@pytest.mark.parametrize(
+    ("main", "runs", "used", "told_of"),
+    [(0.4, 0.9, 0.6, True), (0.4, 0.2, 0.6, False), (0.4, 0.9, 0.0, False), (0.97, 0.9, 0.6, False)],
+)
+def test_python_of_another_thread_is_told_where_the_main_one_sleeps(
+    main: float, runs: float, used: float, told_of: bool
+) -> None:
+    work = [stack([f"main ({TRAIN}:9)", f"linear ({TORCH}/nn/functional.py:1)"], 400, end_ns=T0 + 40_000 * MS)]
+    thread = {"thread": "7", "thread_name": "stats", "main_thread": False, "phase": None}
+    ends = [T0 + second * 1000 * MS for second in range(40)]
+    frames = ["Thread.run (/usr/lib/python3.11/threading.py:982)", f"stats ({TRAIN}:30)"]
+    seen = [stack(frames, 1, start_ns=at, end_ns=at + round(runs * 1000 * MS), **thread) for at in ends]
+    stacks = {"stacks": work, "stretches": [*work, *seen]}
+    made = pool_tables(main=main, delay=0.0, pool=used, pool_delay=0.0, threads=1, **stacks)
+    finding = told(made, "host.python_on_critical_path")
+    assert (finding is not None) is told_of
+    if finding is not None:
+        assert (finding.where[0].line, finding.share) == (30, pytest.approx(0.6, abs=0.02))
+
+
 @pytest.mark.parametrize("faults", [0, 200, 3_000])
 def test_silent_where_they_cost_little(faults: int) -> None:
     diagnosis = judged(faulting(faults))

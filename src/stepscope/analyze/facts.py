@@ -200,6 +200,7 @@ class Facts(Analysis):
             numa=hardware.numa(tables, training),
             children=cores.children(tables, labelled, training, cpu, mean_ms),
             page_faults=hardware.page_faults(tables, labelled, training),
+            beside=sampled_stacks.beside(self._context),
         )
 
     @cached_property

@@ -19,6 +19,7 @@ from stepscope.diagnose.rule import (
     ALL,
     CAUSES,
     CONFIDENCE,
+    ON_DEVICE,
     REPORT_FLOOR,
     SEVERITY,
     STEPS,
@@ -57,6 +58,7 @@ class PYTHON(Thresholds):
     samples: int = 10  # fewer samples on a function are chance
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
+    beside: float = 0.5  # of the steps' time in another thread's Python: then it takes turns with the main one
     of_call: float = 0.2  # of all that runs in the call: with less the call is not about Python; chosen, untuned
     unknown: float = 0.5  # of the cost: with more of it not told from operators nobody knows that it is Python
     doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
@@ -121,6 +123,7 @@ IO_SEEN = Need(
 EVALUATED = Need("evaluation between training steps", lambda a: a.machine.evaluation, quiet=True)
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+BESIDE = "beside"  # the key of what another thread does
 ONE_AFTER_ANOTHER = (
     " Iterations of which each takes what the one before it gave, as in a rollout or a generated sequence, cannot be "
     "one call: larger batches or fewer of them help there."
@@ -256,6 +259,44 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
         cost, samples = sum(fact.ms_per_step for fact in facts), sum(fact.samples for fact in facts)
         if cost >= REPORT_FLOOR * train.mean_ms and samples >= PYTHON.samples:
             yield _python_claim(analysis, train, sorted(facts, key=lambda fact: -fact.ms_per_step), cost, samples)
+    yield from _beside(analysis, train)
+
+
+def _beside(analysis: Analysis, train: StepFacts) -> Iterator[Claim]:
+    """Python that another thread of the script runs for most of the time in which the main thread sleeps.
+
+    What the main thread is known to sleep for, threads of torch that compute and our windows are no part.
+    """
+    place, cpu = analysis.machine.beside, analysis.machine.cpu
+    if place is None or cpu is None or cpu.main_cpu_share is None or (place.share or 0.0) < PYTHON.beside:
+        return
+    if len(analysis.run.ranks) > 1 or ON_DEVICE.present(analysis):  # it may sleep for a rank or a device
+        return
+    windows_ms = sum((one.stop_ms or 0.0) + (one.export_ms or 0.0) for one in analysis.windows)
+    asleep = 1.0 - cpu.main_cpu_share - cpu.run_delay_share - windows_ms / max(1.0, cpu.seconds * 1e3)
+    used = cpu.pool.used_cores if cpu.pool is not None else 0.0  # what sleeps or waits itself keeps nobody waiting
+    computing = min(used, ((cpu.threads or 1) - 1) * cpu.main_cpu_share)
+    cost = min(asleep - computing, used - computing) * train.mean_ms - cpu.waits_ms_per_step
+    source = f"system.jsonl, {cpu.readings} readings"
+    yield Claim(
+        title=f"The main thread sleeps for {clip_share(cost, train.mean_ms):.0%} of the step while another thread of "
+        f"the script runs Python: {bare(place.function)} ({shown(place)})",
+        steps=train,
+        cost_ms=cost,
+        ceiling_ms=cost + cpu.run_delay_share * train.mean_ms,  # the other thread may have its core as well
+        levels=("medium",),
+        where=(replace(place, share=None),),
+        key=BESIDE,
+        evidence=(
+            figure("main thread on a core", cpu.main_cpu_share, "fraction", source),
+            figure("main thread ready, without a core", cpu.run_delay_share, "fraction", source),
+            figure("other threads in the user's code", place.share, "fraction", stacks_source(analysis)),
+        ),
+        fix=f"One thread at a time runs Python: take the work at {shown(place)} out of the training process "
+        "(multiprocessing, a DataLoader worker), or do it in few calls of NumPy or torch, during which others run",
+        caveat="Where the main thread waits for that thread's results or for a lock, the same line keeps it waiting.",
+        falsified_by=f"Without the thread at {shown(place)} the mean step does not get shorter",
+    )
 
 
 def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts], cost: float, samples: int) -> Claim:

@@ -416,6 +416,7 @@ def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
 
 
 _CORES = tuple(rule.name for rule in RULES if machine.CPU in rule.needs)  # that tell the main thread's wait for a core
+_BESIDE = f"{host.python_on_critical_path.name}-{host.BESIDE}"
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
 NO_CORE = "waiting for a processor core"
 ASLEEP = "asleep, but not waiting for data, files, communication or threads that computed"
@@ -455,6 +456,7 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
             # a compiler sleeps for the programs it calls
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
             told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
+            told_asleep += sum(one.cost_ms_per_step for one in findings if one.id == _BESIDE)
             what = ASLEEP if len(analysis.run.ranks) == 1 else WAITING
             # what it sleeps for while it loads a batch itself is told with the loading
             fed, told_rules = analysis.loader, {one.rule for one in findings}

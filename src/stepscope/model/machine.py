@@ -485,6 +485,7 @@ class MachineFacts(Struct, frozen=True):
     numa: NumaFacts | None = None  # of a machine with several nodes of memory
     children: ChildrenFacts | None = None  # None without telemetry of the training time
     page_faults: PageFaultFacts | None = None  # None in recordings without them
+    beside: Place | None = None  # the user's line at which other threads of the training ran most; share of all theirs
 
 
 class Prices(Struct, frozen=True):

@@ -31,7 +31,7 @@ from stepscope.analyze.step_times import theil_sen, with_all_phases
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.samples import Samples
+from stepscope.engine.samples import Samples, frames_of_interest
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.model import PHASES, HotLine, Place, StackFacts, StepFacts
 from stepscope.model.machine import DriftFacts, DriftLine
@@ -402,6 +402,27 @@ def _lines(
         for row in grouped.head(MAX_SLOW_LINES).iter_rows(named=True)
         if (place := users.place(row["line"])) is not None
     )
+
+
+def beside(context: Context) -> Place | None:
+    """The line at which threads beside the main one run the user's code most, with the part of the steady steps' time
+    in which they run any of it.
+    """
+    steady = context.labelled.steady().filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
+    threads = (pl.col("role") == "rank") & ~pl.col("main_thread").fill_null(True) & ~pl.col("waiting").fill_null(False)
+    others = context.tables.stretches.filter(threads & pl.col("process").is_not_null() & pl.col("node").is_not_null())
+    if context.sampled is None or steady.is_empty() or others.is_empty():
+        return None
+    times = overlaps_of(others, steady)
+    others = others.with_columns(ns=np.bincount(times["stretch"], times["ns"], minlength=others.height))
+    rows = others.hstack(frames_of_interest(others, context.sampled.calls, context.sampled.code))
+    rows = rows.filter(pl.col("user_file").is_not_null() & (pl.col("ns") > 0))
+    place = ["user_file", "user_line", "user_function"]
+    lines = rows.group_by(place).agg(pl.col("ns").sum()).sort(["ns", *place], descending=[True, False, False, False])
+    if lines.is_empty():
+        return None
+    file, line, function, _ = lines.row(0)
+    return Place(file, line, function, min(1.0, float(lines["ns"].sum()) / max(1, int(steady["wall_ns"].sum()))))
 
 
 MIN_STEPS = 60  # ten in each part: their medians mean something
