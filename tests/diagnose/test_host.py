@@ -28,7 +28,7 @@ from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, 
 from tests.analyze.test_main_thread import DESCRIBE, MAIN, TRAINING, main
 from tests.analyze.test_main_thread import tables as call_tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
-from tests.diagnose.judged import judged, needs, only, told
+from tests.diagnose.judged import judged, needs, only, told, values
 from tests.records import blank, replace, some
 
 PYTHON, IO, LOOP = "host.python_on_critical_path", "io.blocking_in_step", "host.per_item_loop"
@@ -159,6 +159,33 @@ def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     assert gain.low == pytest.approx((40 - 256 * 0.09) / 100)  # in the window 256 items ran operators of 5, 5 and 80 us
     assert gain.high == pytest.approx(0.72 * 255 / 256)
     assert gain.high <= finding.gain_ceiling
+
+
+@pytest.mark.parametrize(
+    ("body", "carried"),
+    [
+        ("h, c = self.lstm(\n            x[t], (h, c))", "c"),
+        ("self.h = cross_entropy(\n            x[t], self.h.detach())", "self.h"),
+        ("x[:, t] = cross_entropy(\n            x[:, t - 1])", "x"),
+        ("x[t] = cross_entropy(\n            x[t])", None),
+        ("total += cross_entropy(\n            x[t], y[t])", None),
+        ("out = cross_entropy(\n            item)\n        item = out", "item"),
+        ("t = cross_entropy(\n            t)", None),
+        (
+            "action = cross_entropy(\n            state)\n        with off():\n            state, r = env.step(action)",
+            "state",
+        ),
+        ("word = cross_entropy(\n            torch.tensor(words))\n        words.append(int(word))", "words"),
+        ("out = cross_entropy(\n            x[t])\n        outs.append(out)", None),
+    ],
+)
+def test_calls_that_take_what_the_one_before_gave_cannot_be_one_call(body: str, carried: str | None) -> None:
+    source = LOOP_SOURCE.replace("total = total + F.cross_entropy(\n            logits[:, t], targets[:, t])", body)
+    finding = only(loop_tables(), LOOP, {TRAIN: source})
+    assert (finding.expected_gain is None, finding.confidence == "low") == (carried is not None,) * 2
+    assert ("Replace the loop" in finding.fix) == (carried is None)
+    assert f"`{carried}`" in finding.fix or carried is None
+    assert values(finding).get("taken from the iteration before") == carried
 
 
 @pytest.mark.parametrize(("ends_ms", "also", "told_as"), [(20, "", [6]), (140, "", []), (20, "one.backward();", [])])

@@ -264,6 +264,7 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
         f"line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
         loop_end=site.loop_end if site else None,
+        carried=site.carried if site else None,
         backward_ms_per_step=back_ms,
         backward_at_most_ms_per_step=back_at_most,
         backward_calls_per_step=back_calls,
