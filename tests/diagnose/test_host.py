@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope.analyze import analyze
@@ -186,6 +187,27 @@ def test_calls_that_take_what_the_one_before_gave_cannot_be_one_call(body: str, 
     assert ("Replace the loop" in finding.fix) == (carried is None)
     assert f"`{carried}`" in finding.fix or carried is None
     assert values(finding).get("taken from the iteration before") == carried
+
+
+@pytest.mark.parametrize("phases", [(), ("backward", "optimizer"), ("optimizer",)])
+def test_the_training_loop_is_no_loop_over_items(phases: tuple[str, ...]) -> None:
+    """Between two updates it may act in an environment many times; its text or its samples have both parts of one."""
+    source, made = LOOP_SOURCE, loop_tables()
+    if phases:
+        of_loop = [MAIN, main(11), f"token_loss ({TRAIN}:7)", f"step ({TORCH}/optim/optimizer.py:500)"]
+        made = loop_tables(samples=[stack(of_loop, 20, phase=phase) for phase in phases])
+    else:
+        source = source.replace("    return total", "        total.backward()\n        adam.step()\n    return total")
+    analysis = analyze(made, {TRAIN: source})
+    assert [loop.callee for loop in some(analysis.loops)] == ["cross_entropy"] * (len(phases) == 1)
+
+
+def test_a_loop_without_gradients_leaves_nothing_to_the_backward_pass() -> None:
+    """Its operators all carry the number that the next one with a gradient gets, as that one's node does."""
+    made = loop_tables()
+    numbers = pl.when(pl.col("name").str.starts_with("aten::")).then(1).otherwise("sequence")
+    made = replace(made, events=made.events.with_columns(sequence=numbers.cast(pl.Int64)))
+    assert [loop.backward_ms_per_step for loop in some(analyze(made).loops)] == [None]
 
 
 @pytest.mark.parametrize(("ends_ms", "also", "told_as"), [(20, "", [6]), (140, "", []), (20, "one.backward();", [])])
