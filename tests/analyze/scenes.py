@@ -132,7 +132,9 @@ def loop_trace(steps: list[dict[str, Any]], items: int = 256, item_us: int = 200
     return trace
 
 
-def loop_tables(*, stacks: bool = True, items: int = 256, **more: Any) -> Tables:
+def loop_tables(
+    *, stacks: bool = True, items: int = 256, samples: Sequence[dict[str, Any]] = (), **more: Any
+) -> Tables:
     """A run whose forward pass loops over the tokens: 51 of 80 ms forward and 64 of 100 ms backward in the window."""
     steps = steps_with_window()
     rows = []
@@ -143,6 +145,7 @@ def loop_tables(*, stacks: bool = True, items: int = 256, **more: Any) -> Tables
             stack([*base, loss, f"cross_entropy ({TORCH}/nn/functional.py:3479)"], 60),
             stack([*base, loss], 15),
             stack([*base, f"Tensor.backward ({TORCH}/_tensor.py:600)"], 125, phase="backward"),
+            *samples,
         ]
     return make_tables(steps=steps, events=loop_trace(steps, items).rows, stacks=rows, **more)
 

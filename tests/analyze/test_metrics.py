@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from stepscope.analyze import analyze
+from stepscope.analyze.context import Context
+from stepscope.analyze.happenings import Happenings
 from stepscope.analyze.metrics import levels, spikes
 from stepscope.model.metrics import MetricFacts
 from stepscope.tables.arrays import Floats
@@ -123,6 +125,16 @@ def test_epochs_evaluations_batches_windows_and_the_machine() -> None:
         "others": "other processes use 2.5 cores more",
         "batch": "batches of 8 -> 16 samples",
     }
+
+
+def test_what_happened_once_is_told_of_any_stretch_around_it() -> None:
+    """The step of a change is known to some steps only where the series is noisy, or read now and then."""
+    steps = full_steps([{"wall_ns": STEP} for _ in range(COUNT)])
+    start_ns = int(steps[AT]["start_ns"])
+    window = {"kind": "window", "time_ns": start_ns, "duration_ns": 2 * STEP, "first_step": AT, "steps": 2}
+    made = make_tables(steps=steps, journal=[window])
+    near = Happenings(made, Context(made).labelled, "rank-0").near(AT + 1, before=COUNT // 4)
+    assert [(one.kind, one.step) for one in near] == [("window", AT)]
 
 
 def test_steps_of_windows_and_of_monitors_are_no_change_of_step_time() -> None:

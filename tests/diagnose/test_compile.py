@@ -123,6 +123,7 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
     ("word", "subject", "advice"),
     [
         ("float_argument", "scale", "torch.tensor(scale)"),
+        ("attribute", "fn.1.training", "before torch.compile"),
         ("unknown", None, "move it out of the compiled part"),
         ("unexplained", None, "TORCH_LOGS=recompiles"),
         ("a word of a later version", None, "move it out of the compiled part"),

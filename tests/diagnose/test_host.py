@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope.analyze import analyze
@@ -28,7 +29,7 @@ from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, 
 from tests.analyze.test_main_thread import DESCRIBE, MAIN, TRAINING, main
 from tests.analyze.test_main_thread import tables as call_tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
-from tests.diagnose.judged import judged, needs, only, told
+from tests.diagnose.judged import judged, needs, only, told, values
 from tests.records import blank, replace, some
 
 PYTHON, IO, LOOP = "host.python_on_critical_path", "io.blocking_in_step", "host.per_item_loop"
@@ -168,6 +169,54 @@ def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     assert gain.low == pytest.approx((40 - 256 * 0.09) / 100)  # in the window 256 items ran operators of 5, 5 and 80 us
     assert gain.high == pytest.approx(0.72 * 255 / 256)
     assert gain.high <= finding.gain_ceiling
+
+
+@pytest.mark.parametrize(
+    ("body", "carried"),
+    [
+        ("h, c = self.lstm(\n            x[t], (h, c))", "c"),
+        ("self.h = cross_entropy(\n            x[t], self.h.detach())", "self.h"),
+        ("x[:, t] = cross_entropy(\n            x[:, t - 1])", "x"),
+        ("x[t] = cross_entropy(\n            x[t])", None),
+        ("total += cross_entropy(\n            x[t], y[t])", None),
+        ("out = cross_entropy(\n            item)\n        item = out", "item"),
+        ("t = cross_entropy(\n            t)", None),
+        (
+            "action = cross_entropy(\n            state)\n        with off():\n            state, r = env.step(action)",
+            "state",
+        ),
+        ("word = cross_entropy(\n            torch.tensor(words))\n        words.append(int(word))", "words"),
+        ("out = cross_entropy(\n            x[t])\n        outs.append(out)", None),
+    ],
+)
+def test_calls_that_take_what_the_one_before_gave_cannot_be_one_call(body: str, carried: str | None) -> None:
+    source = LOOP_SOURCE.replace("total = total + F.cross_entropy(\n            logits[:, t], targets[:, t])", body)
+    finding = only(loop_tables(), LOOP, {TRAIN: source})
+    assert (finding.expected_gain is None, finding.confidence == "low") == (carried is not None,) * 2
+    assert ("Replace the loop" in finding.fix) == (carried is None)
+    assert f"`{carried}`" in finding.fix or carried is None
+    assert values(finding).get("taken from the iteration before") == carried
+
+
+@pytest.mark.parametrize("phases", [(), ("backward", "optimizer"), ("optimizer",)])
+def test_the_training_loop_is_no_loop_over_items(phases: tuple[str, ...]) -> None:
+    """Between two updates it may act in an environment many times; its text or its samples have both parts of one."""
+    source, made = LOOP_SOURCE, loop_tables()
+    if phases:
+        of_loop = [MAIN, main(11), f"token_loss ({TRAIN}:7)", f"step ({TORCH}/optim/optimizer.py:500)"]
+        made = loop_tables(samples=[stack(of_loop, 20, phase=phase) for phase in phases])
+    else:
+        source = source.replace("    return total", "        total.backward()\n        adam.step()\n    return total")
+    analysis = analyze(made, {TRAIN: source})
+    assert [loop.callee for loop in some(analysis.loops)] == ["cross_entropy"] * (len(phases) == 1)
+
+
+def test_a_loop_without_gradients_leaves_nothing_to_the_backward_pass() -> None:
+    """Its operators all carry the number that the next one with a gradient gets, as that one's node does."""
+    made = loop_tables()
+    numbers = pl.when(pl.col("name").str.starts_with("aten::")).then(1).otherwise("sequence")
+    made = replace(made, events=made.events.with_columns(sequence=numbers.cast(pl.Int64)))
+    assert [loop.backward_ms_per_step for loop in some(analyze(made).loops)] == [None]
 
 
 @pytest.mark.parametrize(("ends_ms", "also", "told_as"), [(20, "", [6]), (140, "", []), (20, "one.backward();", [])])

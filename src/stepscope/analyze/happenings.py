@@ -74,7 +74,8 @@ class Happenings:
         count = len(self._numbers)
         found: dict[tuple[str, str], Happening] = {}
         for time_ns, one, _ in self.all:
-            usual = count >= LEAST_KNOWN and self._often.get(one.kind, 0) * (last - first + 1) > USUAL * count
+            often = self._often[one.kind]
+            usual = often > 1 and count >= LEAST_KNOWN and often * (last - first + 1) > USUAL * count
             if begin <= time_ns < end and not usual:
                 found.setdefault((one.kind, one.text), one)
         told = [*found.values(), *self._ahead(place), *self._load(int(self._starts[place]))]
@@ -83,9 +84,9 @@ class Happenings:
     @cached_property
     def _often(self) -> dict[str, int]:
         """In how many steps something of a kind began."""
-        steps: dict[str, set[int]] = defaultdict(set)
-        for time_ns, one, _ in self.all:
-            steps[one.kind].add(int(np.searchsorted(self._starts, time_ns)))
+        steps: dict[str, set[int | None]] = defaultdict(set)
+        for _, one, _ in self.all:
+            steps[one.kind].add(one.step)
         return {kind: len(those) for kind, those in steps.items()}
 
     @cached_property
@@ -126,8 +127,8 @@ class Happenings:
                 count = number(data.get("steps")) or 1
                 last = f" to {first + count - 1:.0f}" if count > 1 else ""
                 text = f"stepscope's own profiler window (steps {first:.0f}{last})"
-                yield self._made(int(number(data.get("start_ns")) or time_ns), kind, text)
-                yield self._made(time_ns + ns, kind, text, step=int(first))
+                for moment_ns in (int(number(data.get("start_ns")) or time_ns), time_ns + ns):
+                    yield self._made(moment_ns, kind, text, step=int(first))
 
     def _compiles(self) -> Iterator[Occurrence]:
         own = self._tables.compiles

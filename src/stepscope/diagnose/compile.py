@@ -238,6 +238,7 @@ def fact(metric: str, value: object, unit: str, source: str) -> Known:
 
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
+_TRAINING = ".training"  # of a module: evaluation sets it to False
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
@@ -321,7 +322,8 @@ def recompile_fix(cause: CompilerCause) -> str:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        template = CAUSE_WORDS.get(cause.cause, _OTHER).fix or _UNKNOWN
+        key = "grad_mode" if (cause.subject or "").endswith(_TRAINING) else cause.cause
+        template = CAUSE_WORDS.get(key, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
 

@@ -128,6 +128,12 @@ ONE_AFTER_ANOTHER = (
     " Iterations of which each takes what the one before it gave, as in a rollout or a generated sequence, cannot be "
     "one call: larger batches or fewer of them help there."
 )
+JOINING = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")  # what they grow may be collected in a list
+CARRIED = (
+    "Each call takes `{}` of the one before it, so no one call can replace them. Use torch's form of the recurrence "
+    "where there is one (nn.LSTM for nn.LSTMCell, torch.cumsum for a running sum); else let each call work on more at "
+    "once (sequences, samples or environments side by side), make fewer of them, or put torch.compile around the loop"
+)
 
 
 @rule("host.per_item_loop", STEPS, WINDOW, learn=LEARN)
@@ -170,6 +176,8 @@ def reported_loops(analysis: Analysis) -> list[LoopFacts]:
 
 def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     cost, source = loop.both_passes_ms, loop.source
+    callee = loop.callee.removeprefix("aten::")
+    carried = loop.carried if callee not in JOINING else None
     forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
@@ -182,13 +190,15 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     # At worst one call over all items takes what the operators of all items took together while they were recorded, and
     # the backward pass stays as it is; at best it takes what a single item takes.
     gain, operators = None, loop.operators_ms_per_step
-    if operators is not None and loop.calls_per_invocation >= 2:
+    if operators is not None and loop.calls_per_invocation >= 2 and carried is None:
         high = clip_share(cost * (1.0 - 1.0 / loop.calls_per_invocation), train.mean_ms)
         gain = Interval(low=min(high, clip_share(loop.ms_per_step - operators, train.mean_ms)), high=high)
     # the window counts calls exactly; how well it times them depends on its steps, or on samples that agree; without a
     # dimension that is looped over, nobody knows that an iteration does not need the one before it
     level = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line and loop.dimension else "medium"
-    if loop.low_confidence:
+    if carried is not None:  # what it takes is known, not whether the training can do without
+        level = "low"
+    elif loop.low_confidence:
         level = "low" if loop.samples < CONFIDENCE.few_samples else "medium"
     matched = f"{source}; matched by sequence number, scaled to the steady step"
     own_backward = loop.backward_ms_per_step
@@ -203,10 +213,12 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         if loop.dimension
         else None,
         figure("operators per call", loop.operators_per_call, "operators", source, 1),
+        Evidence("taken from the iteration before", carried, "", "syntax of the source") if carried else None,
         figure(f"{loop.backward_node} per step", backward_calls, "calls", source, 2),
     )
     return Claim(
-        title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
+        title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}"
+        + (", one after the other" if carried else ""),
         steps=train,
         cost_ms=cost,
         ceiling_ms=gains.without_main(analysis, forward + backward, launches=True),
@@ -215,10 +227,15 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         # the line that makes the calls, then the line of the `for`
         where=(replace(loop.place, share=1.0), *((start,) if start.line != loop.place.line else ())),
         evidence=evidence,
-        fix=f"Replace the loop{over} {advice('loop', loop.callee.removeprefix('aten::'), by)}",
-        caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
+        fix=CARRIED.format(carried) if carried else f"Replace the loop{over} {advice('loop', callee, by)}",
+        caveat="What is computed side by side is held at once: memory grows by the items' size. With environments or "
+        "samples side by side the batch is another one, which may train differently."
+        if carried
+        else "One call over all items holds the results of all of them at once: memory grows by the items' size. "
         "Sums in another order differ in the last digits." + ("" if loop.dimension else ONE_AFTER_ANOTHER),
-        falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
+        falsified_by=f"With fewer calls of {loop.callee} for as many items the mean step does not get shorter"
+        if carried
+        else f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
         "step, or the mean step does not get shorter",
     )
 
@@ -229,7 +246,8 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
 
     A call is a function with all it calls, as far as it trains nothing: its helpers and libraries are part of the loss.
     """
-    train, told, pauses = STEPS.of(analysis), told_places(analysis), analysis.machine.pauses
+    train, pauses = STEPS.of(analysis), analysis.machine.pauses
+    told = (*told_places(analysis), *growing(analysis))
     inside: dict[object, float] = defaultdict(float)
     for fact in analysis.python or ():
         if fact.inside_loop is not None:

@@ -147,7 +147,7 @@ def told_places(analysis: Analysis) -> tuple[Place, ...]:
             found[Place(call.around.file, None, call.around.function)] = None
     for claim in model_copied_in_step.judge(analysis):
         found[replace(claim.where[0], share=None)] = None
-    return (*found, *growing(analysis))
+    return tuple(found)
 
 
 def growing(analysis: Analysis) -> dict[Place, float]:

@@ -61,6 +61,7 @@ _NO_LAYERS = _SELF_RETURNING | frozenset(_OTHERS.split())
 _BREAKS = (ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await)  # after them a loop may begin anew
 _SPACES = ("linalg", "fft", "special")  # of torch: what `torch.linalg.qr` calls is named `linalg_qr`
 _CALLING = ("map", "filter")  # built-in names whose calls call modules and functions
+_KEEPING = ("append", "appendleft", "extend", "insert", "update", "push", "put")  # methods that keep what they get
 
 
 MANY = 64  # calls of a function that is asked about: more are a loop's, whose number says no more
@@ -85,11 +86,15 @@ class Call(NamedTuple):
 
 
 class CallSite(Struct, frozen=True):
-    """A line that makes a call, the loop around it if the source was at hand, and how the line was found."""
+    """A line that makes a call, the loop around it if the source was at hand, and how the line was found.
+
+    `carried` is what the call takes that was made of what it gave in the loop's iteration before: `state`, `self.h`.
+    """
 
     line: int
     loop_line: int | None
     loop_end: int | None
+    carried: str | None
     method: str
 
 
@@ -127,14 +132,15 @@ class Lines:
             for node in _loops(scope):
                 if inside is None and node.lineno <= sampled <= (node.end_lineno or node.lineno):
                     around = node
-            return CallSite(sampled, *_span(inside or around), "sampled stacks")
+            return CallSite(sampled, *_span(inside or around, sampled, name), "sampled stacks")
         if found:
             line, inside = found[0]
-            return CallSite(line, *_span(inside), "syntax of the source")
+            return CallSite(line, *_span(inside, line, name), "syntax of the source")
         only = _loops(scope) if loop else []
         if len(only) == 1:
             body = only[0].body if isinstance(only[0], ast.For | ast.AsyncFor | ast.While) else only
-            return CallSite(body[0].lineno, *_span(only[0]), "the only loop of the function")
+            line = body[0].lineno
+            return CallSite(line, *_span(only[0], line, name), "the only loop of the function")
         return None
 
     def _only_line(self, file: str, function: str, def_line: int | None, call: Call) -> int | None:
@@ -523,5 +529,93 @@ def _calls(scope: ast.AST | None, wanted: Callable[[ast.AST], bool], *, loop: bo
     return found
 
 
-def _span(loop: _Loop | None) -> tuple[int | None, int | None]:
-    return (loop.lineno, loop.end_lineno) if loop is not None else (None, None)
+def _span(loop: _Loop | None, line: int, name: str) -> tuple[int | None, int | None, str | None]:
+    """The first and the last line of a loop, and what the call of `name` in `line` takes from the iteration before."""
+    return (loop.lineno, loop.end_lineno, _carried(loop, line, name)) if loop is not None else (None, None, None)
+
+
+class _Flow(NamedTuple):
+    """What a node of a loop's body reads, what it assigns of that, and the node if it is a statement that assigns."""
+
+    read: set[str]
+    stored: set[str]
+    node: ast.stmt | None = None
+
+
+def _carried(loop: _Loop, line: int, name: str) -> str | None:
+    """What a call in a loop takes that was made of what it gave one iteration earlier; None where none is seen.
+
+    By assignments in the loop alone: what functions and objects keep for themselves is not seen.
+    """
+    nodes = [node for node, _, _ in _walk(loop)]
+    varying = {path for node in nodes for path in _stored(node)}
+    items = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    # `x[i] = f(x[i])` takes nothing of the iteration before
+    own = frozenset(ast.unparse(item) for item in items if varying & _read(item.slice))
+    flows = [_flow(node, own) for node in nodes]
+    around = [
+        (flow.node, flow.stored)
+        for flow in flows
+        if flow.node is not None and flow.node.lineno <= line <= (flow.node.end_lineno or line)
+    ]
+    if not around:
+        return None
+    statement, gives = around[-1]
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    calls = [node for node in calls if _is_call(node, name)] or calls
+    takes = set[str]().union(*(_read(node, own) for node in calls))
+    while more := set().union(*(flow.read for flow in flows if flow.stored & takes)) - takes:
+        takes |= more
+    while more := set().union(*(flow.stored for flow in flows if flow.read & gives)) - gives:
+        gives = gives | more
+    begun: set[str] = set()
+    for flow in flows:
+        if carried := (flow.read & takes & gives) - begun:
+            return min(carried)
+        begun |= flow.stored
+    return None
+
+
+def _flow(node: ast.AST, own: Collection[str]) -> _Flow:
+    """Of a node by itself, or of a statement that assigns with all in it."""
+    match node:
+        case ast.Assign(value=value, targets=targets):
+            pass
+        case ast.AugAssign(value=value, target=target) | ast.AnnAssign(value=ast.expr() as value, target=target):
+            targets = [target]
+        case ast.For(iter=value, target=target) | ast.AsyncFor(iter=value, target=target):
+            return _Flow(_read(value, own), _stored(target))
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=kept, attr=attribute), args=args)) if (
+            attribute in _KEEPING
+        ):
+            return _Flow(set().union(*(_read(each, own) for each in args)), {_path(kept)})
+        case ast.Name() | ast.Attribute() | ast.Subscript() if isinstance(node.ctx, ast.Store):
+            return _Flow(set(), _stored(node))
+        case ast.Name() | ast.Attribute():
+            return _Flow({_path(node)} - {""}, set())
+        case _:
+            return _Flow(set(), set())
+    stored = set().union(*map(_stored, targets))
+    return _Flow(_read(value, own) | (stored if isinstance(node, ast.AugAssign) else set()), stored, node)
+
+
+def _read(node: ast.AST, own: Collection[str] = ()) -> set[str]:
+    """The names and attributes that an expression reads, but for items in `own`."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node) in own:
+        return _read(node.slice)
+    path = _path(node) if isinstance(getattr(node, "ctx", None), ast.Load) else ""
+    return ({path} - {""}).union(*(_read(child, own) for child in ast.iter_child_nodes(node)))
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """What a target assigns; of an item the whole."""
+    found = [each for each in ast.walk(node) if isinstance(getattr(each, "ctx", None), ast.Store)]
+    return {_path(each.value if isinstance(each, ast.Subscript) else each) for each in found} - {""}
+
+
+def _path(node: ast.AST) -> str:
+    """`self.cell.h` of names and attributes; nothing of what is none."""
+    if isinstance(node, ast.Attribute):
+        root = _path(node.value)
+        return f"{root}.{node.attr}" if root else ""
+    return node.id if isinstance(node, ast.Name) else ""

@@ -381,6 +381,7 @@ class LoopFacts(Struct, frozen=True):
     operators_per_call: Torch operators that each call runs.
     loop_line: Line of the `for`, where the source was at hand.
     loop_end: Its last line.
+    carried: What each call takes of the one before it, by the source, e.g. `state`; None where none is seen.
     backward_ms_per_step: Autograd nodes of the loop's operators; not in ms_per_step.
     backward_at_most_ms_per_step: The same if the window slowed all nodes alike: an upper bound.
     backward_calls_per_step: Calls of these nodes in a step.
@@ -400,6 +401,7 @@ class LoopFacts(Struct, frozen=True):
     source: str
     loop_line: int | None = None
     loop_end: int | None = None
+    carried: str | None = None
     backward_ms_per_step: float | None = None
     backward_at_most_ms_per_step: float | None = None
     backward_calls_per_step: float | None = None

@@ -28,6 +28,7 @@ from stepscope.engine.source_lines import Lines
 from stepscope.engine.user_code import MODULE_CALL, callee_name
 from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import Int64, climb, unique
+from stepscope.tables.phases import BACKWARD, OPTIMIZER
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MIN_BEHIND = 4  # behind a backward pass, without a gradient: parameters or items, since no layer is called there
@@ -42,7 +43,7 @@ _AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_f
 _BEHIND = ("optimizer", "other")
 _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
-_TRAINS = re.compile(r"(backward|step)\(")  # what a training loop calls
+_TRAINS = re.compile(r"\b(backward|step)\(")  # what a training loop calls
 
 
 class _Calls(Struct, frozen=True):
@@ -93,6 +94,8 @@ def loops(
         fact = _describe(window, context.lines, loop, mean_ms)
         if loop.per_invocation < MIN_CALLS and not _of_items(fact, loop.span_ns / window.steps / 1e6, context.lines):
             continue
+        if _makes_updates(fact, context):
+            continue
         if context.sampled is not None and time is not None:
             # from the steady steps' own samples where they are many: the window slows Python
             inside = time.share_of(stacks_in(context.sampled, fact))
@@ -127,10 +130,28 @@ def _of_items(loop: LoopFacts, recorded_ms: float, lines: Lines) -> bool:
     """
     differentiated = (loop.backward_calls_per_step or 0.0) >= loop.calls_per_step / 2
     works = (loop.operators_ms_per_step or 0.0) >= OPERATORS * recorded_ms
-    if loop.loop_line is None or loop.loop_end is None or differentiated or not works:
+    return loop.loop_line is not None and works and not differentiated and not _trains(loop, lines)
+
+
+def _trains(loop: LoopFacts, lines: Lines) -> set[str]:
+    """What the text of a loop calls of backward passes and updates."""
+    numbers = range(loop.loop_line or 0, (loop.loop_end or -1) + 1)
+    return {name for number in numbers for name in _TRAINS.findall(lines.text(loop.place.file, number) or "")}
+
+
+def _makes_updates(loop: LoopFacts, context: Context) -> bool:
+    """Whether it is the training loop, with backward passes and updates, whose calls are no items of a step.
+
+    A rollout steps an environment, gradients of single samples are summed up, an optimizer loops over parameters: each
+    has one of both at most.
+    """
+    if loop.loop_line is None:
         return False
-    texts = (lines.text(loop.place.file, line) for line in range(loop.loop_line, loop.loop_end + 1))
-    return not any(_TRAINS.search(text or "") for text in texts)
+    phases: set[str] = set()
+    if context.sampled is not None:
+        inside = context.sampled.rows.filter(pl.col("row").is_in(stacks_in(context.sampled, loop).implode()))
+        phases = {*inside["phase"].drop_nulls()}
+    return {BACKWARD, OPTIMIZER} <= phases or len(_trains(loop, context.lines)) > 1
 
 
 def stacks_in(samples: Samples, loop: LoopFacts) -> pl.Series:
@@ -243,7 +264,7 @@ def _heaviest_child(own: Sequence[_Calls]) -> str | None:
 def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
     operators = _operators_within(loop)
     ms, most_ms = _steady_ms(window, loop, loop.span_ns / window.steps / 1e6)
-    back_ms, back_at_most, back_calls, node = _backward(window, operators)
+    back_ms, back_at_most, back_calls, node = _backward(window, operators, loop.per_invocation)
     if mean_ms is not None:
         ms, most_ms = min(ms, mean_ms), min(most_ms, mean_ms)
         back_ms = min(back_ms, mean_ms - ms) if back_ms is not None else None
@@ -264,6 +285,7 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
         f"line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
         loop_end=site.loop_end if site else None,
+        carried=site.carried if site else None,
         backward_ms_per_step=back_ms,
         backward_at_most_ms_per_step=back_at_most,
         backward_calls_per_step=back_calls,
@@ -326,9 +348,12 @@ def _nodes(part: HostCalls) -> Int64:
     return np.flatnonzero(part.named(lambda name: name.startswith(_ENGINE), part.inside))
 
 
-def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
+def _backward(
+    window: ProfiledCalls, operators: _Slices, calls: int
+) -> tuple[float | None, float | None, float | None, str | None]:
     """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
-    most frequent node."""
+    most frequent node. Where fewer numbers than half of an invocation's calls were given out, calls left none.
+    """
     names: Counter[str] = Counter()
     every_count = ns = every_ns = 0
     for part in window.parts:
@@ -342,7 +367,10 @@ def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, 
             same = other.span.ref.process == part.span.ref.process
             for step in unique(other.step[own]).tolist() if same else ():
                 mine = own[other.step[own] == step]
-                low, high = other.sequence[mine].min(), other.sequence[mine].max()
+                numbers = unique(other.sequence[mine])
+                if len(numbers) < calls / 2:
+                    continue
+                low, high = numbers[0], numbers[-1]
                 numbered = (part.sequence[nodes] >= low) & (part.sequence[nodes] <= high)
                 later = part.start_ns[nodes] > other.start_ns[mine].min()
                 left |= (part.step[nodes] == step) & numbered & later

@@ -147,9 +147,10 @@ def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
     yield from _broadcasts(every)
     yield from _one_hots(every)
     yield from _dense_gradients(every)
-    rows = _grown(every)
-    if len(rows):
-        yield (GROWN, "aten::cat", ()), rows, rows
+    makers = _grown(every)
+    if len(makers):
+        back = np.flatnonzero(scene.calls.is_backward & scene.mine & np.isin(scene.calls.forward, makers))
+        yield (GROWN, "aten::cat", ()), np.sort(np.concatenate([makers, back])), makers
     yield from _unused_gradients(every)
     yield from _histories(scene)
     if len(scene.found):
