@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.model import counted
 from stepscope.report import sentences, table, words
 from stepscope.report.escape import markup, one_line, plain
 
@@ -23,6 +24,7 @@ CASES: dict[Callable[..., str], list[tuple[Any, ...]]] = {  # arguments, then th
     words.milliseconds: [
         *((None, "–"), (0.0, "0.0 ms"), (0.0412, "0.041 ms"), (7.4, "7.4 ms"), (412.3, "412 ms"), (61_300.0, "61.3 s")),
     ],
+    counted.short: [(0.4123, "0.412"), (12.0, "12"), (999.4, "999"), (999.6, "1,000"), (1211.2, "1,211")],
     words.percent: [
         *((None, "–"), (0.0, "0 %"), (0.0001, "< 0.1 %"), (0.042, "4.2 %"), (0.672, "67 %"), (1.0, "100 %")),
     ],

@@ -23,6 +23,7 @@ from stepscope.analyze.machine.readings import of
 from stepscope.engine.journal import json_object, mean, place_of
 from stepscope.engine.step_labels import COMPILING, LabelledSteps
 from stepscope.model import Place
+from stepscope.model.counted import short
 from stepscope.model.metrics import Happening
 from stepscope.read.text import number
 from stepscope.tables.arrays import Int64
@@ -114,7 +115,7 @@ class Happenings:
         least_ns = SHORT * mean(self._steps["wall_ns"])
         for row in own.drop_nulls("time_ns").iter_rows(named=True):
             time_ns, kind, data, ns = row["time_ns"], row["kind"], json_object(row["data"]), row["duration_ns"] or 0
-            place, length = place_of(data), f" ({ns / 1e6:.3g} ms)" if ns else ""
+            place, length = place_of(data), f" ({short(ns / 1e6)} ms)" if ns else ""
             if kind == "gc" and ns >= least_ns:
                 yield self._made(time_ns, kind, f"garbage collection{at(place)}{length}", place)
             elif kind == "save":
@@ -191,7 +192,7 @@ class Happenings:
         was_ahead = mean(wall_ns[max(0, place - AHEAD_STEPS) : place]) < AHEAD * before[-1]
         is_ahead = mean(wall_ns[place : place + AHEAD_STEPS]) < AHEAD * after[0]
         if was_ahead and not is_ahead and AHEAD < after[0] / before[-1] < 1 / AHEAD:
-            took = f"{before[-1] / 1e6:.3g} ms before and {after[0] / 1e6:.3g} ms after"
+            took = f"{short(before[-1] / 1e6)} ms before and {short(after[0] / 1e6)} ms after"
             text = f"until then the host ran ahead of the device, whose steps took {took}"
             yield Happening("device", self._step(int(self._starts[place])), text)
 

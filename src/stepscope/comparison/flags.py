@@ -26,7 +26,7 @@ from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import compiling, label
 from stepscope.model import Analysis
 from stepscope.model.comparison import APPLIED, REFUSED, AppliedKnob, Flag, Measure, standing
-from stepscope.model.counted import things
+from stepscope.model.counted import short, things
 from stepscope.tables.schema import Tables
 
 INTERRUPTED = 128 + 2  # a shell's status of a command that SIGINT ended, which is how --max-steps ends it
@@ -323,7 +323,7 @@ def _beside(one: Measure, same: Sequence[Measure], elsewhere: Sequence[Measure])
     faults = "{:.1f} page faults a step read a disk, in the other runs {:.1f}"
     busier = f"other processes used {{:.1f}} of {known:g} cores, during the other runs {{:.1f}}"
     mapped = "{:,.0f} page faults a step, in the other runs {:,.0f}: they are part of what makes its step "
-    mapped += f"{one.mean_ms:.3g} ms long, not {usual_ms:.3g}"
+    mapped += f"{short(one.mean_ms)} ms long, not {short(usual_ms)}"
     told: set[str] = set()
     # what it had more of: by how much at least, by how many times, and whether that withholds
     for flag, figure, more, times, text, withholds in (

@@ -44,7 +44,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
-from stepscope.model.counted import things
+from stepscope.model.counted import short, things
 from stepscope.model.metrics import ANOMALY, HOOKS
 
 
@@ -489,7 +489,7 @@ def evaluation_between_steps(analysis: Analysis) -> Iterator[Claim]:
     share = clip_share(facts.lost_ms_per_step, facts.total_ms_per_step)
     yield Claim(
         title=f"Evaluation between training steps takes {share:.0%} of the loop: {things(facts.times, 'time')}, "
-        f"{facts.each_ms:.3g} ms each{at(*where)}",
+        f"{short(facts.each_ms)} ms each{at(*where)}",
         steps=STEPS.of(analysis),
         step_ms=facts.total_ms_per_step,
         basis=ALL,
@@ -610,7 +610,7 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
     medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
     phases = sorted(drift.phases.items(), key=lambda item: -item[1])
     yield Claim(
-        title=f"Steps grow slower over the run, from {drift.early_ms:.3g} to {drift.late_ms:.3g} ms"
+        title=f"Steps grow slower over the run, from {short(drift.early_ms)} to {short(drift.late_ms)} ms"
         + (f", most of it in {phase}" if named else ""),
         steps=train,
         cost_ms=lost_ms,
@@ -627,7 +627,7 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
                 ms(
                     f"main thread at {shown(line.place)}, last third",
                     line.late_ms_per_step,
-                    f"{line.early_ms_per_step:.3g} ms in the first third; {things(line.samples, 'sample')}",
+                    f"{short(line.early_ms_per_step)} ms in the first third; {things(line.samples, 'sample')}",
                 )
                 for line in drift.lines
             ),

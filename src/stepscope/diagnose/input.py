@@ -44,7 +44,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, LoaderFacts, Place, Settings, StepFacts, Try
 from stepscope.model import device_losses as kinds
-from stepscope.model.counted import things
+from stepscope.model.counted import short, things
 from stepscope.model.machine import StorageFacts, TraceLoader
 from stepscope.model.views import DEVICE, Overview
 
@@ -268,8 +268,8 @@ def _words(
     if _needless_workers(loader):
         return (
             f"The step waits for batches, {waits}, with next to nothing to do for {many}{named}",
-            f"Make batches in the training process, where one takes {loader.load_ms:.2g} ms and the wait "
-            f"{loader.data_wait_ms:.2g} ms: "
+            f"Make batches in the training process, where one takes {short(loader.load_ms)} ms and the wait "
+            f"{short(loader.data_wait_ms)} ms: "
             + of_loader(loader.site, settings, num_workers=0)
             + ", without persistent_workers and prefetch_factor; or give workers more to do at once: larger batches",
         )
@@ -427,8 +427,8 @@ def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
     for claim in _waiting(analysis, loader):
         yield replace(
             claim,
-            title=f"One step in {waves.period} waits {waves.wave_wait_ms:.3g} ms for data: {waves.period} workers make "
-            f"batches in step and cannot keep up, {clip_share(claim.cost_ms, train.mean_ms):.0%} of the mean step",
+            title=f"One step in {waves.period} waits {short(waves.wave_wait_ms)} ms for data: {waves.period} workers "
+            f"make batches in step and cannot keep up, {clip_share(claim.cost_ms, train.mean_ms):.0%} of the mean step",
             key=claim.where[0] if claim.where else None,
             evidence=(
                 ms(f"data wait in one step of {waves.period}", waves.wave_wait_ms, source),
@@ -575,7 +575,7 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
             fix = f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
         level = traced_confidence(wait.steps, TRACED_LOADER.steps_for_high)
         yield Claim(
-            title=f"{_WHO[loader.workers]}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step"
+            title=f"{_WHO[loader.workers]}: {what} {short(wait.lost_ms)} of {short(wait.mean_ms)} ms of the step"
             + (f" of {loader.run}" if several and loader.run else ""),
             step_ms=wait.mean_ms,
             cost_ms=wait.lost_ms,

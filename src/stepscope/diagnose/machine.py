@@ -36,7 +36,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
-from stepscope.model.counted import things
+from stepscope.model.counted import short, things
 from stepscope.model.machine import THREADS_FOUND, Child, CpuFacts, PauseFacts
 from stepscope.model.views import OperatorRow
 
@@ -144,7 +144,7 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     source = f"events.jsonl, {things(pauses.count, 'collection')} in {things(pauses.steps, 'steady step')}"
     yield Claim(
         title=f"Python's garbage collector stops {pauses.steps_struck} of {things(pauses.steps, 'step')} for up to "
-        f"{pauses.longest_ms:.3g} ms, {clip_share(pauses.ms_per_step, train.mean_ms):.0%} of the mean step"
+        f"{short(pauses.longest_ms)} ms, {clip_share(pauses.ms_per_step, train.mean_ms):.0%} of the mean step"
         + (f", at {shown(line)}" if line is not None else ""),
         steps=train,
         cost_ms=pauses.ms_per_step,
@@ -179,7 +179,7 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
     whole = facts.stalled_of == "machine"
     others = " The figure is the machine's: what others lack is in it." if whole else ""
     yield Claim(
-        title=f"Memory is short: pages come back from the disk {faults:.3g} times per step, "
+        title=f"Memory is short: pages come back from the disk {short(faults)} times per step, "
         f"up to {min(1.0, share):.0%} of it",
         steps=train,
         cost_ms=share * train.mean_ms,

@@ -31,7 +31,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
-from stepscope.model.counted import things
+from stepscope.model.counted import short, things
 from stepscope.model.device_losses import ALLOCATOR
 from stepscope.model.machine import PageFaultFacts
 from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryPeak
@@ -196,7 +196,7 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
         parts = [run.made_by_growing or 0.0 for run in (analysis.passes.runs if analysis.passes is not None else ())]
         updating = min(1.0, updating + max(*parts, facts.risen_share))
     yield Claim(
-        title=f"{facts.minor_per_step:,.0f} page faults per step take {facts.cost_ms_per_step:.3g} ms: "
+        title=f"{facts.minor_per_step:,.0f} page faults per step take {short(facts.cost_ms_per_step)} ms: "
         f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it{at(*where)}",
         steps=train,
         where=where,
@@ -384,7 +384,7 @@ def at_peak(analysis: Analysis, device: str) -> tuple[Place, ...]:
 
 def gib(size: float) -> str:
     """`1.25 GiB` or `38 MiB`."""
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+    return f"{short(size / 2**30)} GiB" if size >= 2**30 else f"{short(size / 2**20)} MiB"
 
 
 HOST = "cpu"

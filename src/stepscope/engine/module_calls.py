@@ -94,17 +94,17 @@ class ModuleCalls:
         known = Paths()
         level = np.flatnonzero(self.outer < 0)
         inner = np.flatnonzero(self.outer >= 0)
-        depth = 0
-        while len(level):
+        for _ in range(MAX_LEVELS):
+            if not len(level):
+                break
             above = np.where(self.outer[level] >= 0, path[self.outer[level]], NONE).astype(np.int64)
-            path[level] = above  # of those that are too deep
-            if depth < MAX_LEVELS:
-                distinct, number = np.unique((above + 1) * count + codes[level], return_inverse=True)
-                found = [known.number(way // count - 1, names[way % count]) for way in distinct.tolist()]
-                path[level] = np.array(found, np.int32)[number]
+            distinct, number = np.unique((above + 1) * count + codes[level], return_inverse=True)
+            found = [known.number(way // count - 1, names[way % count]) for way in distinct.tolist()]
+            path[level] = np.array(found, np.int32)[number]
             next_level = path[self.outer[inner]] >= 0
             level, inner = inner[next_level], inner[~next_level]
-            depth += 1
+        # what is too deep stands for the last level around it
+        path = np.append(path, np.int32(NONE))[self_or_ancestor(self.outer, path >= 0)]
         return path, known
 
     @property

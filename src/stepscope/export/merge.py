@@ -64,6 +64,7 @@ from stepscope.export.survey import (
     step_of,
     survey,
 )
+from stepscope.model.counted import short
 
 if TYPE_CHECKING:
     from stepscope.engine.clocks import Clocks, Members
@@ -148,7 +149,7 @@ def _moved(host: str, number: int, sources: Sequence[Source], clocks: Clocks, re
         elif clocks.hosts[clocks.reference[pieces[0].window]] != reference or np.isnan(ahead):
             reasons.append(pieces[0].reason or f"no collective connects it with {reference}")
         elif not off <= MOST_BOUND_NS:
-            reasons.append(f"its clock is known to ±{off / 1e6:.3g} ms only. {pieces[0].reason}".rstrip(". "))
+            reasons.append(f"its clock is known to ±{short(off / 1e6)} ms only. {pieces[0].reason}".rstrip(". "))
         elif abs(ahead) <= max(off, LEAST_MOVE_NS):
             reasons.append(
                 f"its clock is ahead by {ahead / 1e3:+.1f} us, less than the ±{off / 1e3:.1f} us it is known to"

@@ -26,6 +26,7 @@ from msgspec.structs import asdict, replace
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError
 from stepscope.files import INDEX, LAYOUT, open_regular
+from stepscope.model.counted import short
 from stepscope.read.kineto import KinetoTrace, TraceAhead
 from stepscope.read.streams import GZIP
 from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSummary
@@ -360,7 +361,7 @@ def _clocks(linked: pl.DataFrame, slices: links.Slices, waits: Int64) -> Iterato
         apart_ns = late_ns if late_ns > _LATE_NS else 0
         said = "its devices go on with what was launched when the call is over that waited for it"
     if apart_ns:
-        yield f"{said}, by {apart_ns / 1e6:.3g} ms: the clocks of device and host disagree, so no idle time is sure"
+        yield f"{said}, by {short(apart_ns / 1e6)} ms: the clocks of device and host disagree, so no idle time is sure"
 
 
 def _take(source: KinetoTrace | TraceAhead, writer: PartWriter, only: StepRange | None) -> _Taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from collections import Counter
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.views import operators
-from stepscope.engine.module_calls import MAX_LEVELS
+from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls
 from stepscope.model.views import ModuleTree
 from tests.analyze import shared_traces
 from tests.analyze.traces import US, Nested, base_of
@@ -27,16 +28,31 @@ def us(ns: int | None) -> float | None:
     return None if ns is None else ns / US
 
 
-def test_endless_recursion_ends_at_the_deepest_level() -> None:
+def recursion(depth: int) -> Nested:
     trace = Nested()
-    depth = MAX_LEVELS + 100
     parent: int | None = None
     for level in range(depth):
         parent = trace.module("Tree_0", level, 2 * depth - 2 * level, parent)
-    found = tree_of(trace)
+    return trace
+
+
+def test_endless_recursion_ends_at_the_deepest_level() -> None:
+    depth = MAX_LEVELS + 100
+    found = tree_of(recursion(depth))
     assert len(found.nodes) == MAX_LEVELS
     assert found.nodes[-1].calls == 101
     assert us(found.nodes[0].host_total_ns) == 2 * depth
+
+
+def test_what_is_too_deep_takes_no_rounds_of_its_own() -> None:
+    counts = []
+    for depth in (2 * MAX_LEVELS, 8 * MAX_LEVELS):
+        calls = ModuleCalls(base_of(recursion(depth).tables()).spans[0])
+        assert len(calls.outer) == depth
+        profile = cProfile.Profile()
+        assert profile.runcall(getattr, calls, "path").max() == MAX_LEVELS - 1
+        counts.append(sum(entry.callcount for entry in profile.getstats()))
+    assert counts[1] < 1.2 * counts[0]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,9 @@ IDLE = {
         ("cuda_runtime", "hipEventSynchronize"),
         ("cuda_runtime", "cudaMemcpy"),
         ("cuda_driver", "cuCtxSynchronize"),
+        *(("xpu_runtime", name) for name in ("urQueueFinish", "urEventWait", "zeEventHostSynchronize")),
+        ("privateuse1_runtime", "aclrtSynchronizeStream"),
+        ("mtia_runtime", "synchronizeStream"),
     ],
     "idle_compile": [
         ("python_function", CONVERT),
@@ -184,12 +187,16 @@ IDLE = {
         ("cpu_op", "CachingAutotuner.benchmark_all_configs (dynamo_timed)"),
         ("cuda_driver", "cuModuleLoadData"),
     ],
-    "idle_allocator": [("cuda_runtime", "cudaMalloc"), ("cuda_runtime", "cudaFree"), ("cuda_runtime", "cudaHostAlloc")],
+    "idle_allocator": [
+        *(("cuda_runtime", name) for name in ("cudaMalloc", "cudaFree", "cudaHostAlloc")),
+        *(("xpu_runtime", name) for name in ("urUSMDeviceAlloc", "urUSMFree")),
+    ],
     "idle_launch": [
         ("cuda_runtime", "cudaLaunchKernel"),
         ("cuda_driver", "cuLaunchKernelEx"),
         ("cuda_runtime", "cudaMemcpyAsync"),
         ("cuda_runtime", "hipGraphLaunch"),
+        ("xpu_runtime", "urEnqueueKernelLaunch"),
     ],
     "idle_io": [
         ("python_function", "<built-in function open>"),

@@ -34,6 +34,7 @@ from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, frames_of_interest
 from stepscope.engine.step_labels import STEADY as STEADY_STEP
 from stepscope.model import PHASES, HotLine, Place, StackFacts, StepFacts
+from stepscope.model.counted import short
 from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.model.sampled import CallerLine, SampledViews, SlowLine, SlowSteps, StageTime
 from stepscope.tables import phases
@@ -300,8 +301,8 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     slow, typical = seen & (wall > threshold), seen & (wall <= threshold)
     if slow.sum() < MIN_SLOW_STEPS:
         return None, (
-            f"{slow.sum()} of {seen.sum()} sampled steady steps are slow (above {threshold / 1e6:.3g} ms, "
-            f"the median is {median / 1e6:.3g} ms); {MIN_SLOW_STEPS} are needed"
+            f"{slow.sum()} of {seen.sum()} sampled steady steps are slow (above {short(threshold / 1e6)} ms, "
+            f"the median is {short(median / 1e6)} ms); {MIN_SLOW_STEPS} are needed"
         )
     if typical.sum() < MIN_TYPICAL_STEPS:
         return None, f"only {typical.sum()} typical steps were sampled; {MIN_TYPICAL_STEPS} are needed"
@@ -310,8 +311,8 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     least_ms = max(MIN_EXTRA * (means[0] - means[1]), RESOLUTION * gap_ns / 1e6)
     if means[0] - means[1] < least_ms:
         return None, (
-            f"slow steps take {means[0] - means[1]:.3g} ms more than typical ones, "
-            f"and samples are {gap_ns / 1e6:.3g} ms apart: too coarse to tell the lines"
+            f"slow steps take {short(means[0] - means[1])} ms more than typical ones, "
+            f"and samples are {short(gap_ns / 1e6)} ms apart: too coarse to tell the lines"
         )
     return SlowSteps(
         slow_steps=int(slow.sum()),

@@ -243,10 +243,11 @@ def _downwards(parent: Int64, wanted: Bools) -> Int64:
     """The wanted nodes, parents before children; those of a broken (cyclic) tree are left out."""
     children = np.flatnonzero(wanted & (parent >= 0))
     children = children[np.argsort(parent[children], kind="stable")]
+    above = parent[children]  # once: a deep tree has as many levels as nodes
     level = np.flatnonzero(wanted & (parent < 0))
     levels = [level]
     while len(level):
-        first, last = (np.searchsorted(parent[children], level, side=side) for side in ("left", "right"))
+        first, last = (np.searchsorted(above, level, side=side) for side in ("left", "right"))
         level = children[expanded(first, last - first)[0]]
         levels.append(level)
     return np.concatenate(levels)

@@ -20,6 +20,7 @@ from stepscope.analyze.step_times import with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Place, Site
+from stepscope.model.counted import short
 from stepscope.model.machine import RanksFacts, RankWork
 from stepscope.model.sampled import RankLine, RankLines
 from stepscope.read.raw import Frame
@@ -178,7 +179,7 @@ class _Shares(Struct, frozen=True):
 
     def amount(self, rank: int, key: int) -> str:
         share = float(self.share[rank, key])
-        return f"{100 * share:.0f} %" if self.step_ms is None else f"{share * self.step_ms[rank]:.3g} ms"
+        return f"{100 * share:.0f} %" if self.step_ms is None else f"{short(share * self.step_ms[rank])} ms"
 
 
 def rank_lines(

@@ -129,8 +129,8 @@ class _Nodes:
             level = items[inside].with_columns(
                 parent=pl.Series(self.node_of[outer[inside]], dtype=pl.Int64), group=pl.col("outer")
             )
-        while len(inside := self._next_level(outer)):  # too deep: what they did counts for the last level
-            self.node_of[inside] = self.node_of[outer[inside]]
+        # too deep: what they did counts for the last level
+        self.node_of[:-1] = self.node_of[self_or_ancestor(outer, self.node_of[:-1] >= 0)]
 
     def _next_level(self, outer: Int64) -> Int64:
         """Items without a node that lie directly in one that has one."""
