@@ -268,7 +268,7 @@ def _words(
     if _needless_workers(loader):
         return (
             f"The step waits for batches, {waits}, with next to nothing to do for {many}{named}",
-            f"Make batches in the training process, where one takes {short(loader.load_ms)} ms and the wait "
+            f"Make batches in the training process, where one takes {short(loader.load_ms or 0.0)} ms and the wait "
             f"{short(loader.data_wait_ms)} ms: "
             + of_loader(loader.site, settings, num_workers=0)
             + ", without persistent_workers and prefetch_factor; or give workers more to do at once: larger batches",
