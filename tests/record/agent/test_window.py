@@ -150,6 +150,32 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
     assert "python_function" not in categories
 
 
+def test_where_torch_could_not_record_functions_a_window_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads `self` of every frame of `nn.Module.__call__`, and ends the process where there is none."""
+    import torch
+
+    original = torch.nn.Module.__call__
+    monkeypatch.setattr(torch.nn.Module, "__call__", lambda *args: original(*args))
+    with recorded(tmp_path / "run", **CYCLES):
+        train(8)
+    (window,) = windows(tmp_path / "run")
+    assert "nn.Module.__call__" in window["reason"]
+    assert window["status"] == "kept"
+
+
+def test_a_window_ends_whatever_the_script_has_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that went on would end the process with its library."""
+    with recorded(tmp_path / "run", **CYCLES):
+        train(3)
+        for name in ("sys.getprofile", "sys.setprofile", "threading.get_ident", "threading.Thread.start"):
+            monkeypatch.setattr(name, lambda *_: 1 / 0)
+        train(5)
+        monkeypatch.undo()
+    assert [window["status"] for window in windows(tmp_path / "run")] == ["kept"]
+
+
 @pytest.mark.parametrize("other", [False, True], ids=["function", "cProfile"])
 def test_a_profile_function_that_the_script_puts_in_during_a_window_stays(tmp_path: Path, other: bool) -> None:
     profiler = cProfile.Profile()

@@ -12,12 +12,15 @@ import functools
 import inspect
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import warnings
 import weakref
 from contextlib import contextmanager
+from sys import getprofile, setprofile
+from threading import get_ident
 from typing import Any, Callable, Iterator
 
 from stepscope.record.agent.config import of_standard_library
@@ -234,7 +237,7 @@ class Session:
 
     def __init__(self, *, memory: bool, device: str | None, stacks: bool, is_apart: bool = False) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self._visible = False
         self._log_level = quiet_allocator() if memory else None
         self._logged = 0
@@ -247,8 +250,14 @@ class Session:
         """Device tracing warms up from here on."""
         global _opened
         _opened = True
-        with our_call():
-            self._profiler._prepare_trace()
+        # The thread that libkineto starts with its first session takes no signal: one that the script has blocked in
+        # its own threads, to wait for it, would end the process there.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with our_call():
+                self._profiler._prepare_trace()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.state = "prepared"
 
     def start(self) -> None:
@@ -275,14 +284,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-        hook: Any = sys.getprofile()
+        hook: Any = getprofile()
         try:
             self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
         finally:
             self._log_again()
-            if hook is not None and type(hook).__name__ != "TraceContext" and sys.getprofile() is None:
+            if hook is not None and type(hook).__name__ != "TraceContext" and getprofile() is None:
                 # The script has put one in the place of torch's, which torch takes out all the same.
-                hook.enable() if hasattr(hook, "enable") else sys.setprofile(hook)
+                hook.enable() if hasattr(hook, "enable") else setprofile(hook)
         self.state = "stopped"
 
     def export(self, path: str) -> int:
