@@ -124,12 +124,16 @@ class _Ending:
 
 
 def apart(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more.
+    """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more, or
+    where the C library could end the process for want of memory for one.
 
     glibc gives a new thread a heap of its own. On the training thread's, what torch keeps after its first sessions lies
     between the script's tensors, and decides which freed memory goes back to the system: page faults of all later
     steps were seen to change five-fold.
     """
+    if without_room() is not None:
+        work()
+        return
     raised: list[BaseException] = []
     begun: list[bool] = []
     over = _thread.allocate_lock()
