@@ -6,11 +6,13 @@ copy; `told_places` names what is told here, so that no time is told twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from math import inf
 
 from msgspec.structs import replace
 
+from stepscope.analyze.happenings import RATE
 from stepscope.diagnose import gains
 from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.rule import (
@@ -422,6 +424,8 @@ def _shape(one: WideGradients | WastedWork) -> str:
 def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
         for one in run.wasted:
+            if one.kind == "unused_gradient" and not _has_one_optimizer(analysis):
+                continue
             where, source, cost = _places(one.lines, one.ms_per_step), _source(run), one.ms_per_step
             if one.kind == "history" and where and where[0].line is None:  # several lines call it there
                 where = (*_sampled_backward(analysis), *where)
@@ -448,6 +452,13 @@ def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
                 falsified_by="With the other form in its place the mean step does not get shorter",
             )
             yield _of_run(analysis, run, claim)
+
+
+def _has_one_optimizer(analysis: Analysis) -> bool:
+    """Whether one optimizer made all updates of a recorded run: a second one may update between the traced steps."""
+    series = analysis.metrics.series if analysis.metrics is not None else ()
+    rates = [one.name.removeprefix(RATE) for one in series if one.name.startswith(RATE)]
+    return bool(rates) and not any(re.match(r"[1-9]\d*\.", name) for name in rates)
 
 
 def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:

@@ -111,6 +111,17 @@ def test_work_is_done_where_a_thread_ends_before_it_begins(monkeypatch: pytest.M
     assert done == [1]
 
 
+def test_work_is_done_here_where_a_limit_of_memory_is_near() -> None:
+    """The C library ends the process where a thread has none left for its own data."""
+    done, before = list[int](), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**29, before[1]))
+    try:
+        apart(lambda: done.append(threading.get_ident()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert done == [threading.get_ident()]
+
+
 def test_no_thread_of_ours_is_left_when_work_apart_is_done() -> None:
     """The script's profiler may start right then, and records what every thread is in."""
     over = threading.Event()

@@ -21,6 +21,7 @@ import weakref
 from contextlib import contextmanager
 from sys import getprofile, setprofile
 from threading import get_ident
+from types import CodeType
 from typing import Any, Callable, Iterator
 
 from stepscope.record.agent.config import of_standard_library
@@ -163,17 +164,20 @@ def apart(work: Callable[[], None]) -> None:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
             raised.append(error)
-    while True:  # as long as the thread's first function is still ours: a profiler that starts now would record it
-        frame = sys._current_frames().get(thread)
-        while frame is not None and frame.f_back is not None:
-            frame = frame.f_back
-        if frame is None or frame.f_code not in (run.__code__, ended.__code__):
-            break
+    while _is_in(thread, run.__code__, ended.__code__):  # a profiler that starts now would record it
         time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
     if not begun:
         work()
+
+
+def _is_in(thread: int, *codes: CodeType) -> bool:
+    """Whether the thread's first function is one of these."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code in codes
 
 
 def begin_here() -> None:
