@@ -14,6 +14,7 @@ from stepscope.api import open_run
 from stepscope.dashboard.server import live
 from stepscope.errors import EnvironmentRefusal
 from stepscope.files import open_regular, read_small
+from stepscope.record.host.scheduler import keep_accounting
 from stepscope.reduction.run import reduce_run
 from stepscope.tables.schema import SCHEMAS
 from tests.builders import T0
@@ -45,7 +46,11 @@ def folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("spoil", [pipe, endless, folder, elsewhere])
+def nested(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+@pytest.mark.parametrize("spoil", [pipe, endless, folder, nested, elsewhere])
 def test_a_run_folder_of_files_that_are_none(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     """Each file in turn: the rest of the run is read, and what could not be is said or left out."""
     whole = make_run_folder(tmp_path, stacks_raw=STACKS, system=[READING], events=[{"kind": "loader"}], name="whole")
@@ -57,6 +62,7 @@ def test_a_run_folder_of_files_that_are_none(tmp_path: Path, spoil: Callable[[Pa
         if spoil is not elsewhere or (run / name).exists():
             spoil(run / name)
         live.standing(run)
+        keep_accounting(run)  # as `analyze` does before it reads
         opened = open_run(run)
         assert opened.report().schema
         if name == "rank-0/steps.jsonl":

@@ -21,8 +21,10 @@ from stepscope.model.device_losses import (
     PassFacts,
     PassLine,
     Recompute,
+    WastedWork,
     WideGradients,
 )
+from stepscope.model.metrics import CurveSummary
 from stepscope.model.trace import GpuProperties
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, stack, steps_with_window
@@ -314,6 +316,16 @@ def needless(copies: tuple[ModelCopy, ...] | None = (), device: str = "cpu", **f
 
 def ours(given: Analysis) -> list[Finding]:
     return [one for one in judged(given).findings if one.rule in LOSSES]
+
+
+@pytest.mark.parametrize(("rates", "said"), [((), False), (("0", "1"), True), (("0", "1.0"), False)])
+def test_gradients_are_unused_where_one_optimizer_made_every_update(rates: tuple[str, ...], said: bool) -> None:
+    """Another one may update what the traced steps leave alone; a trace by itself does not tell."""
+    made = needless(wasted=(WastedWork("unused_gradient", "AccumulateGrad", (), 8.0, 20.0, ()),))
+    series = tuple(blank(CurveSummary, name=f"train/lr/{rate}") for rate in rates)
+    assert made.metrics is not None
+    found = judged(replace(made, metrics=replace(made.metrics, series=series))).findings
+    assert any(one.rule == "compute.wasted_operators" for one in found) is said
 
 
 @pytest.mark.parametrize("rule", sorted(LOSSES))

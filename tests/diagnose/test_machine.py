@@ -493,6 +493,7 @@ PLAIN = "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=4294967296"
         ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, GLIBC, "dirty_decay_ms", ["huge_pages"]),
         ({}, {**GLIBC, "libc": None, "installed": ["jemalloc"]}, "jemalloc", ["jemalloc"]),
         ({}, {**GLIBC, "huge_pages": "never"}, "MALLOC_MMAP_THRESHOLD_", ["keep", "keep_all"]),
+        ({}, {**GLIBC, "installed": 3}, PLAIN, ["keep", "keep_all", "huge_pages"]),
     ],
 )
 def test_the_fix_is_for_the_allocator_in_use(

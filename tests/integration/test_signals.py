@@ -24,6 +24,7 @@ from tests.integration.harness import (
     end_session,
     environment,
     finish,
+    record,
     run_line,
     started,
     step_rows,
@@ -128,3 +129,14 @@ def test_kill_of_stepscope_leaves_training_and_its_steps_alone(tmp_path: Path) -
     assert b"result " in Path(f"{out}.stdout").read_bytes(), "training went on to its end"
     assert len(step_rows(out / "rank-0")) == 120
     check_report(out, None)
+
+
+@pytest.mark.torch
+def test_a_signal_that_the_script_waits_for_is_taken_by_no_thread_of_a_library(tmp_path: Path) -> None:
+    script = tmp_path / "wait.py"
+    script.write_text(
+        "import os, signal, torch\nsignal.pthread_sigmask(signal.SIG_BLOCK, {10})\nos.kill(os.getpid(), 10)\n"
+        "print(int(signal.sigwait({10})))\n"
+    )
+    recorded = record(tmp_path / "run", [PYTHON, str(script)], options=["--no-report", "--quiet"])
+    assert (recorded.status, recorded.stdout) == (0, b"10\n"), recorded.text

@@ -234,6 +234,15 @@ def test_runs_without_steps(tmp_path: Path, torch: bool | None, reported: bool, 
     assert result.steps.height == 0
 
 
+def test_a_module_of_the_scripts_by_our_name_is_said_to_keep_us_out(tmp_path: Path):
+    agents = [{"time_ns": T0, "pid": 100, "torch": "", "foreign": "/home/me/stepscope.py"}]
+    folder = make_run_folder(tmp_path, steps=[], agents=agents)
+    shutil.rmtree(folder / "rank-0")
+    said = notes(tables.build(read_run(folder)))
+    assert "/home/me/stepscope.py has the name" in said
+    assert "-I" not in said
+
+
 def test_a_run_within_its_own_profiler_says_why_no_step_is_known(tmp_path: Path):
     said = notes(build(tmp_path, steps=[], events=[{"kind": "suspended", "reason": "user profiler records stacks"}]))
     assert "leave out with_stack" in said

@@ -6,11 +6,13 @@ copy; `told_places` names what is told here, so that no time is told twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from math import inf
 
 from msgspec.structs import replace
 
+from stepscope.analyze.happenings import RATE
 from stepscope.diagnose import gains
 from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.rule import (
@@ -430,6 +432,8 @@ def _shape(one: WideGradients | WastedWork) -> str:
 def wasted_operators(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
         for one in run.wasted:
+            if one.kind == "unused_gradient" and not _has_one_optimizer(analysis):
+                continue
             where, source, cost = _places(one.lines, one.ms_per_step), _source(run), one.ms_per_step
             if one.kind == "history" and where and where[0].line is None:  # several lines call it there
                 where = (*_sampled_backward(analysis), *where)
@@ -465,6 +469,13 @@ def _given_back_ms(analysis: Analysis) -> float:
     """What giving pages back takes at most: large tensors are freed in no operator, and by whom is not recorded."""
     faults = analysis.machine.page_faults
     return faults.minor_per_step * (faults.ns_returned or 0.0) / 1e6 if faults is not None else 0.0
+
+
+def _has_one_optimizer(analysis: Analysis) -> bool:
+    """Whether one optimizer made all updates of a recorded run: a second one may update between the traced steps."""
+    series = analysis.metrics.series if analysis.metrics is not None else ()
+    rates = [one.name.removeprefix(RATE) for one in series if one.name.startswith(RATE)]
+    return bool(rates) and not any(re.match(r"[1-9]\d*\.", name) for name in rates)
 
 
 def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:

@@ -48,6 +48,7 @@ class Process(Struct):
     reported: bool = False
     claimed: str | None = None  # rank folder
     by_script: bool = False  # started by the script, and not by a DataLoader
+    foreign: str | None = None  # the script's own module by our name, which keeps the agent out
     start_ns: int | None = None
     end_ns: int | None = None
 
@@ -147,6 +148,7 @@ def _from_inside(found: HostProcesses, row: Row) -> None:
         process.claimed = folder
         process.torch = True
         return
+    process.foreign = string(row.get("foreign"))
     if row.get("torch") is not None:
         process.torch = True
     process.ppid = process.ppid if process.ppid is not None else integer(row.get("ppid"))

@@ -267,6 +267,10 @@ def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
     if not raw.hosts and all(rank.journal and not (rank.info or {}).get("schema") for rank in raw.ranks):
         return []  # files of torch_xla: they count steps and mark none
     everyone = [process for host in processes for process in host.all]
+    foreign = next((process.foreign for process in everyone if process.foreign), None)
+    if foreign is not None:
+        text = f"no step was seen: {foreign} has the name of this recorder, which then stays out; rename that file"
+        return [Note(WARNING, text, "agents.jsonl")]
     if any(process.torch and not process.reported for process in everyone):
         return []  # that process may have stepped; the note on it says so and what to do
     if not raw.hosts and not any(rank.info or rank.journal for rank in raw.ranks):

@@ -80,6 +80,9 @@ def test_everything_together_with_times() -> None:
     assert wait.wait_ms_per_step == pytest.approx(10)
     assert [(part.kind, part.share) for part in wait.parts] == [("unknown", 1.0)]
     assert views.absent["slow_steps"].startswith("0 of 49 sampled steady steps are slow")
+    torn = views_of(Context(make_tables(steps=steps_of, stacks=stacks, stretches=rows[1::2])))  # no wait has a time
+    assert torn is not None
+    assert torn.waits == ()
 
 
 @needs_samples

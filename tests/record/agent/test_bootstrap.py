@@ -75,6 +75,8 @@ def test_a_module_of_the_scripts_by_the_name_of_one_that_we_need_is_the_scripts(
     )
     with_us, without = (run_script(tmp_path, str(script), path=(FAKE_TORCH,), recorded=told) for told in (True, False))
     assert (with_us.status, with_us.stdout, with_us.stderr) == (without.status, without.stdout, without.stderr)
+    foreign = [str(script.with_name("stepscope.py"))] if name == "stepscope" else []
+    assert [agent["foreign"] for agent in with_us.agents() if "foreign" in agent] == foreign
 
 
 def test_a_clone_of_ours_beside_the_script_does_not_end_the_recording(

@@ -165,7 +165,7 @@ def test_a_mode_of_the_script_hears_what_it_would_without_us(captured: Captured)
         heard.clear()
         model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu")
         with Mode():
-            for rows in torch.utils.data.DataLoader([torch.zeros(2)] * 8, batch_size=2):
+            for (rows,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=2):
                 torch.autograd.backward(scaler.scale(model(rows).sum()))
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 scaler.update(1.0)
@@ -176,6 +176,50 @@ def test_a_mode_of_the_script_hears_what_it_would_without_us(captured: Captured)
     assert recorded == train()
     captured.finish()
     assert {name for _, name, _, _ in captured.curves()} == {"train/loss", "train/grad_norm_scaled", "train/scale"}
+
+
+def test_a_data_set_is_asked_for_its_length_only_where_that_does_nothing(captured: Captured) -> None:
+    class Told(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        rows = (0,) * 8
+        asked = 0
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    class Counted(Told):
+        def __len__(self) -> int:
+            self.asked += 1
+            return 8
+
+    class Wrapped(Told):
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+    counted = Counted()
+    for data in (Told(), counted, Wrapped(Told()), Wrapped(counted), torch.utils.data.Subset(counted, [1, 2])):
+        iter(torch.utils.data.DataLoader(data, batch_size=2, shuffle=data is not counted))
+    asked = counted.asked
+    captured.agent.probes.uninstall_all()
+    for data in (counted, Wrapped(counted)):
+        iter(torch.utils.data.DataLoader(data, batch_size=2, shuffle=data is not counted))
+    assert counted.asked == 2 * asked
+    assert [event["length"] for event in captured.of("loader")] == [4, None, 4, None, 1]
+
+
+@pytest.mark.usefixtures("agent")
+def test_no_code_in_python_runs_when_a_loader_goes() -> None:
+    """What a signal's handler raises there is lost."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X))
+    for _ in loader:
+        pass
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    del loader
+    sys.setprofile(None)
+    assert not called
 
 
 def test_marks_do_nothing_without_an_agent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path) 
     assert adopted == set(expected)
     assert not read_events(run, "probe_error")
     assert read_events(run, "suspended")
+
+
+def test_a_copy_of_the_scripts_profiler_has_its_own_schedule(tmp_path: Path) -> None:
+    import torch
+
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
+    with recorded(tmp_path / "run", mode="off"):
+        profiler = torch.profiler.profile(schedule=schedule)
+        assert copy.deepcopy(profiler.schedule) is copy.copy(profiler.schedule) is schedule
 
 
 def test_training_within_a_profiler_with_stacks_leaves_word_of_it(tmp_path: Path) -> None:

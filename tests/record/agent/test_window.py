@@ -111,6 +111,17 @@ def test_work_is_done_where_a_thread_ends_before_it_begins(monkeypatch: pytest.M
     assert done == [1]
 
 
+def test_work_is_done_here_where_a_limit_of_memory_is_near() -> None:
+    """The C library ends the process where a thread has none left for its own data."""
+    done, before = list[int](), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**29, before[1]))
+    try:
+        apart(lambda: done.append(threading.get_ident()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert done == [threading.get_ident()]
+
+
 def test_no_thread_of_ours_is_left_when_work_apart_is_done() -> None:
     """The script's profiler may start right then, and records what every thread is in."""
     over = threading.Event()
@@ -148,6 +159,32 @@ def test_a_profile_function_of_the_script_stays(tmp_path: Path) -> None:
     categories = {event.get("cat") for event in read_trace(run / "rank-0" / window["trace"])}
     assert "cpu_op" in categories
     assert "python_function" not in categories
+
+
+def test_where_torch_could_not_record_functions_a_window_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads `self` of every frame of `nn.Module.__call__`, and ends the process where there is none."""
+    import torch
+
+    original = torch.nn.Module.__call__
+    monkeypatch.setattr(torch.nn.Module, "__call__", lambda *args: original(*args))
+    with recorded(tmp_path / "run", **CYCLES):
+        train(8)
+    (window,) = windows(tmp_path / "run")
+    assert "nn.Module.__call__" in window["reason"]
+    assert window["status"] == "kept"
+
+
+def test_a_window_ends_whatever_the_script_has_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that went on would end the process with its library."""
+    with recorded(tmp_path / "run", **CYCLES):
+        train(3)
+        for name in ("sys.getprofile", "sys.setprofile", "threading.get_ident", "threading.Thread.start"):
+            monkeypatch.setattr(name, lambda *_: 1 / 0)
+        train(5)
+        monkeypatch.undo()
+    assert [window["status"] for window in windows(tmp_path / "run")] == ["kept"]
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["function", "cProfile"])

@@ -75,6 +75,8 @@ def loader_waits(
     for process, rank, loop_samples, samples in (
         processes.join(counts, on="process").sort("rank", "process").iter_rows()
     ):
+        if (process,) not in by_process or process not in loops:
+            continue  # its samples have no weight: in a damaged file their times lie elsewhere
         simultaneous, own = process in known, by_process[process,]
         measured = partition(loop.steady.filter(pl.col("process") == process))
         parts = (*measured, *(train.partition if train else ()))

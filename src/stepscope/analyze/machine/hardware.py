@@ -245,6 +245,7 @@ def page_faults(tables: Tables, labelled: LabelledSteps, training: pl.DataFrame 
         at_most = max(cost, min(again * (max(alone, beside) + returned), own_ns) / 1e6)
     environment = mapping(tables.manifests[0], "environment") if tables.manifests else {}
     first = told[0] if told else {}
+    installed = first.get("installed")
     # of what was allocated in windows that recorded memory
     sizes = tables.memory.filter((pl.col("bytes") > 0) & (pl.col("device").fill_null("cpu") == "cpu"))["bytes"]
     return PageFaultFacts(
@@ -263,7 +264,7 @@ def page_faults(tables: Tables, labelled: LabelledSteps, training: pl.DataFrame 
         preloaded=str(environment["LD_PRELOAD"]) if environment.get("LD_PRELOAD") else None,
         settings={name: str(environment[name]) for name in _SETTINGS if name in environment},
         huge_pages=string(first.get("huge_pages")),
-        installed=tuple(str(name) for name in first.get("installed") or ()),
+        installed=tuple(map(str, installed)) if isinstance(installed, list) else (),
         largest_bytes=max(sizes.to_list(), default=None),
         risen_share=max(0.0, 1.0 - early / faults) if faults else 0.0,
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 from functools import partial
 from importlib import import_module
+from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
@@ -258,7 +258,7 @@ class Agent:
         The first thread that fetches, trains or marks is. A thread that prefetches batches for another one is not:
         `strong` activity (backward, optimizer) elsewhere takes over as long as the owner has shown none itself.
         """
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread == self._owner:
             if strong:
                 self.training_thread = thread
@@ -279,7 +279,7 @@ class Agent:
 
     def observes(self) -> bool:
         """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
-        return self._owner is None or threading.get_ident() == self._owner
+        return self._owner is None or get_ident() == self._owner
 
     def _run_end_hooks(self) -> None:
         hooks, self._end_hooks = self._end_hooks, []

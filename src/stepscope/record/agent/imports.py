@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Callable
@@ -59,7 +60,7 @@ class Finder:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of stepscope, or of a hooked module with its loader prepared; None for everything else."""
-        if name == "stepscope" and not self._is_foreign():
+        if name == "stepscope" and self._foreign() is None:
             return importlib.util.spec_from_file_location(
                 name, os.path.join(self._package, "__init__.py"), submodule_search_locations=[self._package]
             )
@@ -82,19 +83,22 @@ class Finder:
                 self.waiting.discard(name)
                 self._tell(name)
 
-    def _is_foreign(self) -> bool:
-        """Whether the script has a module of its own by our name: it gets that one, and is not recorded."""
+    def _foreign(self) -> str | None:
+        """The script's own module by our name, where it has one: it gets that one, and is not recorded."""
         spec = PathFinder.find_spec("stepscope", sys.path)
         if spec is None or spec.origin is None:  # nor is a folder without code, as a clone of ours beside the script
-            return False
-        return not os.path.isdir(os.path.join(os.path.dirname(spec.origin), "record", "agent"))
+            return None
+        return None if os.path.isdir(os.path.join(os.path.dirname(spec.origin), "record", "agent")) else spec.origin
 
     def _tell(self, name: str) -> None:
         if name in FRAMEWORK_MODULES and "stepscope.record.agent.core" not in sys.modules:
             return  # torch, and with it the agent, is still to come
         try:
-            if not self._is_foreign():
+            foreign = self._foreign()
+            if foreign is None:
                 self._wake(name)
+            elif name == "torch":
+                _leave_word(foreign)
         except Exception:  # noqa: BLE001 - before the agent's guard exists; the user's import must not fail because of us
             return
 
@@ -113,3 +117,12 @@ class Finder:
                 self._tell(name)
 
         attributes["exec_module"] = exec_module
+
+
+def _leave_word(foreign: str) -> None:
+    """Say in the launcher's folder what keeps the agent out of this process, which else says nothing."""
+    from json import dumps, loads
+
+    record = {"time_ns": time.time_ns(), "pid": os.getpid(), "torch": "", "foreign": foreign}
+    with open(os.path.join(loads(os.environ["STEPSCOPE_RECORD"])["host_dir"], "agents.jsonl"), "a") as file:
+        file.write(dumps(record) + "\n")

@@ -14,6 +14,8 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
+from sys import getprofile
+from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -41,6 +43,7 @@ NAME = "window"
 FUNCTIONS_TOO_LARGE = "with them the trace took too many bytes"
 EXCUSED = "one step, whatever share of the run's time it takes, for there is no window yet"
 PROFILE_FUNCTION = "the script has a profile function of its own (sys.setprofile), which recording them would take out"
+CALLS_REPLACED = "the script has replaced nn.Module.__call__ by what would end the process in torch's recorder"
 COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dynamic shapes)
 # Another thread's profiler waits so long for the training thread to close our window; longer would look like a hang.
 WAIT_FOR_CLOSE_S = 5.0
@@ -328,6 +331,14 @@ class _Window:
         return operators, CALL_JSON_BYTES * min(most, max(0, 3 * timed - most))
 
 
+def _functions_obstacle() -> str | None:
+    """Why a session must not record Python functions."""
+    if getprofile() is not None:
+        return PROFILE_FUNCTION
+    code = getattr(sys.modules["torch"].nn.Module.__call__, "__code__", None)
+    return None if code is not None and "self" in code.co_varnames[: code.co_argcount] else CALLS_REPLACED
+
+
 class WindowManager:
     """All windows of a process, within a share of its time and a number of bytes; the first may always be opened."""
 
@@ -349,7 +360,7 @@ class WindowManager:
         self._why_not: str | None = None
         self._said: str | None = None
         self._usual_wall_ns = 0
-        self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
+        self._imported_torch = get_ident()  # the thread: an import hook starts the agent
         self._memory_asked = False  # the window for what readings of memory leave open was planned
         self._functions = True  # of Python are recorded: until a window with them took too many bytes
         self._processor_ns: deque[int] = deque(maxlen=AGREEING_STEPS)  # of the last steps
@@ -377,7 +388,7 @@ class WindowManager:
         As early as can be: what it leaves behind then lies below the script's tensors. Where torch knows of devices
         that is the first loop, for to ask for one would initialise its driver before processes are forked.
         """
-        here = self._imported_torch == threading.get_ident() and self._config.memory != "on" and device_in_use() is None
+        here = self._imported_torch == get_ident() and self._config.memory != "on" and device_in_use() is None
         self._is_apart = here and self._refusal() is None
         if self._is_apart:
             begin_here()
@@ -387,7 +398,7 @@ class WindowManager:
     def __call__(self, row: StepRow | None, now_ns: int) -> None:
         """The step listener. A boundary on another thread than the window's is not ours to act on."""
         window = self._window
-        if window is not None and window.session.thread != threading.get_ident():
+        if window is not None and window.session.thread != get_ident():
             return
         try:
             if self._is_apart is None:
@@ -481,8 +492,8 @@ class WindowManager:
             self._closed.clear()
             self._spent_ns = self._spent_ns or 0
             device = device_in_use()
-            stacks = self._functions and sys.getprofile() is None
-            why_none = PROFILE_FUNCTION if self._functions else FUNCTIONS_TOO_LARGE
+            why_none = _functions_obstacle() if self._functions else FUNCTIONS_TOO_LARGE
+            stacks = why_none is None
             reason = opening.reason if stacks else f"{opening.reason}; without Python functions: {why_none}"
             if self._is_excused:
                 reason, opening, self._is_excused = f"{reason}; {EXCUSED}", replace(opening, confidence=LOW), False
@@ -651,7 +662,7 @@ class WindowManager:
     def close_here(self, why: str) -> None:
         """Close and keep the window, if one is open that is this thread's."""
         window = self._window
-        if window is not None and window.session.thread == threading.get_ident():
+        if window is not None and window.session.thread == get_ident():
             with self._lock:
                 if self._is_lost(window):
                     self._drop_lost(window)

@@ -12,12 +12,16 @@ import functools
 import inspect
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import warnings
 import weakref
 from contextlib import contextmanager
+from sys import getprofile, setprofile
+from threading import get_ident
+from types import CodeType
 from typing import Any, Callable, Iterator
 
 from stepscope.record.agent.config import of_standard_library
@@ -121,12 +125,16 @@ class _Ending:
 
 
 def apart(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more.
+    """Run `work` on a thread of its own and wait for it; on the calling one where no thread can be started any more, or
+    where the C library could end the process for want of memory for one.
 
     glibc gives a new thread a heap of its own. On the training thread's, what torch keeps after its first sessions lies
     between the script's tensors, and decides which freed memory goes back to the system: page faults of all later
     steps were seen to change five-fold.
     """
+    if without_room() is not None:
+        work()
+        return
     raised: list[BaseException] = []
     begun: list[bool] = []
     over = _thread.allocate_lock()
@@ -156,17 +164,20 @@ def apart(work: Callable[[], None]) -> None:
             over.acquire()
         except BaseException as error:  # noqa: BLE001 - a signal's handler raised: not before torch's call is over
             raised.append(error)
-    while True:  # as long as the thread's first function is still ours: a profiler that starts now would record it
-        frame = sys._current_frames().get(thread)
-        while frame is not None and frame.f_back is not None:
-            frame = frame.f_back
-        if frame is None or frame.f_code not in (run.__code__, ended.__code__):
-            break
+    while _is_in(thread, run.__code__, ended.__code__):  # a profiler that starts now would record it
         time.sleep(_ENDING_S)
     if raised:
         raise raised[-1]
     if not begun:
         work()
+
+
+def _is_in(thread: int, *codes: CodeType) -> bool:
+    """Whether the thread's first function is one of these."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code in codes
 
 
 def begin_here() -> None:
@@ -234,7 +245,7 @@ class Session:
 
     def __init__(self, *, memory: bool, device: str | None, stacks: bool, is_apart: bool = False) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self._visible = False
         self._log_level = quiet_allocator() if memory else None
         self._logged = 0
@@ -247,8 +258,14 @@ class Session:
         """Device tracing warms up from here on."""
         global _opened
         _opened = True
-        with our_call():
-            self._profiler._prepare_trace()
+        # The thread that libkineto starts with its first session takes no signal: one that the script has blocked in
+        # its own threads, to wait for it, would end the process there.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with our_call():
+                self._profiler._prepare_trace()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.state = "prepared"
 
     def start(self) -> None:
@@ -275,14 +292,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-        hook: Any = sys.getprofile()
+        hook: Any = getprofile()
         try:
             self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
         finally:
             self._log_again()
-            if hook is not None and type(hook).__name__ != "TraceContext" and sys.getprofile() is None:
+            if hook is not None and type(hook).__name__ != "TraceContext" and getprofile() is None:
                 # The script has put one in the place of torch's, which torch takes out all the same.
-                hook.enable() if hasattr(hook, "enable") else sys.setprofile(hook)
+                hook.enable() if hasattr(hook, "enable") else setprofile(hook)
         self.state = "stopped"
 
     def export(self, path: str) -> int:

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.files import read_small
+
+MAX_JSON_BYTES = 1 << 24  # of a file that is read whole: a run folder may come from anybody
+
 
 class JsonLines:
     """A file that only grows; each `append` is one write of one whole line.
@@ -72,10 +76,10 @@ class JsonLinesTail:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None when there is no such file, empty when it cannot be understood."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_small(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

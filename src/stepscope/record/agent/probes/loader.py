@@ -7,14 +7,15 @@ have to hand over is counted: tensors, bytes, other objects.
 
 from __future__ import annotations
 
+import dis
+import functools
 import itertools
 import os
 import sys
 import weakref
-from functools import partial
 from threading import get_ident
 from time import monotonic_ns
-from types import GetSetDescriptorType
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType
 from typing import Any, Callable, Tuple
 
 from stepscope.record.agent import metrics
@@ -153,11 +154,14 @@ class LoaderProbe(Probe):
         self._offset_ns = agent.clock.epoch_offset_ns
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
-        guarded = partial(agent.guard.wrap, "batches")
+        guarded = functools.partial(agent.guard.wrap, "batches")
         self._adopt = guarded(agent.batches.adopt)
         self._tell_loader = guarded(agent.batches.known)
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
+        # References to those that are gone, put here by code of C: what a signal's handler raises in Python code that
+        # is called when an object goes is lost, and with it the script's time limit.
+        self._gone: list[Any] = []
         self._iterated: dict[int, _Iterated] = {}  # by the serial of an iterator
         self._looks: dict[int | None, int] = {}  # serial of a loader -> its batches that were counted
         self._look = False  # at the batch that is being fetched
@@ -306,7 +310,8 @@ class LoaderProbe(Probe):
         if isinstance(iterator, sys.modules["torch"].utils.data.dataloader._BaseDataLoaderIter):
             self._watch(iterator, serial)
         self._tell_loader(serial, known.loader, epoch)
-        known.length = length = _length(loader)
+        with self._unheard():
+            known.length = length = _length(loader)
         if length is not None:
             self._agent.steps.loader_length(serial, length)
         self._agent.journal.write(
@@ -345,11 +350,15 @@ class LoaderProbe(Probe):
         A framework that builds a loader of its own from the user's hands on the data set.
         """
         key = id(thing)
+        while self._gone:
+            gone = self._gone.pop()
+            if self._known.get(gone.key, (0, None))[1] is gone:
+                del self._known[gone.key]
         known = self._known.get(key)
         if known is not None and known[1]() is thing:
             return known[0]
         try:
-            reference = weakref.ref(thing, lambda _: self._known.pop(key, None))
+            reference = weakref.KeyedRef(thing, self._gone.append, key)
         except TypeError:  # a list or a dict
             return None
         serial = next(self._serials)
@@ -378,13 +387,54 @@ def _struck_own_code() -> bool:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of an epoch where torch's own sampler knows them: it asks the data set, as for every pass over it."""
-    sampler: Any = getattr(loader, "batch_sampler", None)
+    """Batches of an epoch where torch's own sampler knows them, without a call that the script could notice."""
+    own = _own(loader)
+    sampler: Any = own.get("batch_sampler")
     if sampler is None:
-        sampler = getattr(loader, "sampler", None)
+        sampler = own.get("sampler")
     if not type(sampler).__module__.startswith("torch."):
-        sampler = getattr(sampler, "sampler", None)  # one that repeats torch's for ever
+        sampler = _own(sampler).get("sampler")  # one that repeats torch's for ever
     try:
-        return len(sampler) if type(sampler).__module__.startswith("torch.") else None
+        is_known = type(sampler).__module__.startswith("torch.") and _only_looks(sampler)
+        return len(sampler) if is_known else None
     except _NO_LENGTH:
         return None
+
+
+def _only_looks(value: Any, depth: int = 6) -> bool:
+    """Whether `len(value)` runs no code of the script, or such as only reads attributes and lengths."""
+    return depth > 0 and _reads(value, getattr(type(value), "__len__", None), depth)
+
+
+def _reads(value: Any, function: Any, depth: int) -> bool:
+    if function.__class__ is not FunctionType:  # None, or code of C
+        return type(function).__module__ == "builtins" and function.__class__ is not MethodType
+    if not function.__module__.startswith("torch.") and not _is_plain(function.__code__):
+        return False
+    for name in function.__code__.co_names:
+        made, own = getattr(type(value), name, None), _own(value)
+        if isinstance(made, property):
+            looks = _reads(value, made.fget, depth)
+        elif name in own:
+            looks = _only_looks(own[name], depth - 1)
+        else:
+            looks = not isinstance(made, functools.cached_property)
+        if not looks:
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _is_plain(code: CodeType) -> bool:
+    """Whether it calls nothing but `len` and the like, makes no function and writes nothing."""
+    calls = 0
+    for one in dis.get_instructions(code):
+        name = one.opname
+        if name.startswith(_WRITES) and not name.startswith("STORE_FAST"):
+            return False
+        calls += name.startswith("CALL") - (name == "LOAD_GLOBAL" and one.argval in _LOOKS)
+    return not calls
+
+
+_LOOKS = ("len", "int", "min", "max")
+_WRITES = ("STORE", "DELETE", "IMPORT", "MAKE", "YIELD", "RAISE")

@@ -9,6 +9,7 @@ returns before recording starts.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
@@ -175,6 +176,9 @@ class _Schedule:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["stepscope_original"], name)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return copy.copy, (self.stepscope_original,)  # a copy of a profiler has the schedule of the script
 
 
 class ProfilerStepProbe(Probe):
