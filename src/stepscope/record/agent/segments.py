@@ -121,8 +121,11 @@ class Iterator:
     ahead: bool | None = None  # whether it fetches one batch ahead; None until the first step tells
     exhausted = False  # there is no further batch; what was fetched may still be used
 
-    def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
+    def __init__(
+        self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None, loader: int | None = None
+    ) -> None:
         self.number = number
+        self.loader = loader
         self.epoch = epoch
         self.created_ns = created_ns
         self.before = before  # the open segment as it was when the iterator was being made

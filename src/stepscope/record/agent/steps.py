@@ -124,8 +124,11 @@ class StepCutter:
         """
         epoch = self._epochs.get(loader_id, 0)
         self._epochs[loader_id] = epoch + 1
+        anchor = self._iterators.get(self._anchor or 0)
+        if anchor is not None and anchor.exhausted and anchor.loader == loader_id:
+            self.iterator_dead(anchor.number, now)  # its loop is over, wherever it is still held
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
-        iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
+        iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before, loader_id)
         iterator.ahead = True if fetches_ahead else None
         return epoch
 
@@ -256,7 +259,11 @@ class StepCutter:
         last = self._segments[-1]
         busy = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
         least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
-        used = now - last.end_ns >= least_ns // 4 if last.use is None else last.use != UNUSED
+        if last.use is not None:
+            used = last.use != UNUSED
+        else:  # an evaluation's only batch, or the loader's last, which may be smaller, is not fetched in vain
+            ends = iterator is not None and iterator.evaluates and iterator.count in (1, iterator.length)
+            used = ends or now - last.end_ns >= least_ns // 4
         return used, min(now, last.end_ns + (4 * least_ns if least_ns < NEVER else 0))
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
