@@ -54,6 +54,7 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "by_hand",
         "truncated",
         "threaded",
+        "factored",
     ],
 )
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:

@@ -195,8 +195,8 @@ a loop over training data that does not train is evaluation
 an evaluation that is left by count has all of its batches, and none that it fetched in vain [both]
     for1x1( train ) iter2 3( fetch2 eval ) dead2 for1x1( train ) iter2 fetch2 eval:9 2( fetch2 eval ) fetch2 dead2
     -> T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, E11=2+9+0+0+0 1x8, 2*E5=2+3+0+0+0 1x8
-the last batch of a loader is not fetched in vain, however small, and no single one is [both]
-    iter1 2( fetch1 train ) eval_begin iter2 length2:4 3( fetch2 eval:20 ) fetch2 eval:2 dead2 iter3 fetch3 eval:2
+a framework's evaluation fetches no batch in vain, however small, nor a single one [both]
+    iter1 2( fetch1 train ) eval_begin iter2 3( fetch2 eval:20 ) fetch2 eval:2 dead2 iter3 fetch3 eval:2
         dead3 eval_end 2( fetch1 train )
     -> 2*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 2*E4=2+2+0+0+0 1x8, 2*T10=2+3+4+1+0 1x8
 the last evaluation ends with its last batch, whatever follows [both]

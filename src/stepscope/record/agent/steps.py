@@ -156,7 +156,7 @@ class StepCutter:
             self._enter(DATA_WAIT, iterator_id, now, OTHER)
             return
         if self._evaluating:
-            iterator.evaluates = True
+            iterator.evaluates = iterator.declared = True
         now = self._fetch_boundary(iterator, now) if self._segments else self._start_loop(now)
         if not self._segments:
             self._open(now, partial=False)
@@ -261,9 +261,8 @@ class StepCutter:
         least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
         if last.use is not None:
             used = last.use != UNUSED
-        else:  # an evaluation's only batch, or the loader's last, which may be smaller, is not fetched in vain
-            ends = iterator is not None and iterator.evaluates and iterator.count in (1, iterator.length)
-            used = ends or now - last.end_ns >= least_ns // 4
+        else:  # a framework fetches nothing in vain; a small last batch, or one behind a cold first, takes little time
+            used = (iterator is not None and iterator.declared) or now - last.end_ns >= least_ns // 4
         return used, min(now, last.end_ns + (4 * least_ns if least_ns < NEVER else 0))
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
