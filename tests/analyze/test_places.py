@@ -20,9 +20,11 @@ RECORDER = f"{ROOT}/src/stepscope/record/agent/steps.py"  # the run was recorded
         (RECORDER, None),
         ("stepscope/record/agent/steps.py", None),
         ("steps.py", f"{ROOT}/steps.py"),
+        ("somelib/core.py", None),  # shortened in a trace; stacks name its package in full
         ("int", None),  # `int (int)`, as py-spy shows a call of C now and then
     ],
 )
 def test_whose_file_it_is(file: str, found: str | None) -> None:
-    code = UserCode([ROOT], [f"{ROOT}/train.py", RECORDER], f"{ROOT}/train.py")
+    installed = "/opt/lib/python3.12/site-packages/somelib/util.py"
+    code = UserCode([ROOT], [f"{ROOT}/train.py", RECORDER, installed], f"{ROOT}/train.py")
     assert code.resolve(file) == found

@@ -140,6 +140,10 @@ def test_a_checkpoint_of_the_frameworks_is_told_at_its_line_and_once() -> None:
     assert finding.share == 0.2
     assert "reached from train.py:16" in finding.title
     assert "at train.py:16" not in finding.fix
+    stacks = [stack([*BASE, save[0], end], 50) for end in (save[1], f"save_file ({SITE}/safetensors/torch.py:352)")]
+    both = tables(stacks, journal=journal)
+    assert only(both, IO).share > 0.3
+    assert told(both, PYTHON) is None
 
 
 def test_a_call_with_its_comprehension_and_libraries_is_one_finding() -> None:
@@ -457,12 +461,16 @@ def evaluated(
             seen.append(stack(scores if at >= 10 + batches else paths[at >= 10], 1, **times))
     region = {"kind": "region", "name": "evaluation", "time_ns": T0 + 100 * MS}
     took = {"duration_ns": (10 * batches + beside) * MS}
-    return make_tables(steps=steps, stacks=seen, stretches=seen, journal=[] if scores else [region | took])
+    return make_tables(
+        steps=steps, stacks=seen, stretches=seen, journal=[region | took] if beside or not scores else []
+    )
 
 
 def test_evaluation_is_all_that_a_framework_calls_so_and_no_training_step() -> None:
     with_metrics, without = (only(evaluated(5, beside=ms), BETWEEN).cost_ms_per_step for ms in (30, 0))
     assert with_metrics - without == pytest.approx(30 / 60, rel=0.2)
+    finding = only(evaluated(5, beside=30, scores=[f"main ({TRAIN}:10)", f"metrics ({TRAIN}:7)"]), BETWEEN)
+    assert [place.line for place in finding.where] == [7, 14]
     logs = f"log ({SITE}/lightning/pytorch/loggers/csv_logs.py:9)"
     assert told(evaluated(20, below=[logs]), "host.logging") is None
 

@@ -68,6 +68,42 @@ def test_gradients_accumulated_over_two_batches(about: Any, journal: Any, losses
 
 
 @pytest.mark.parametrize(
+    ("points", "losses"),
+    [
+        ([(1, 1.0, 0), (21, 3.0, 0)], {2: 4.0}),  # before an evaluation, and after it
+        ([(1, 1.0, 0), (21, 3.0, 0), (22, 5.0, 0)], {0: 1.0, 2: 8.0}),  # as many batches as passes: a trial
+        ([(1, 1.0, 0), (2, 2.0, 0), (11, 3.0, 1), (21, 5.0, 1)], {0: 3.0, 2: 8.0}),  # left over by an epoch
+    ],
+)
+def test_passes_in_no_step_are_of_the_update_that_follows(points: Any, losses: dict[int, float]) -> None:
+    rows = full_steps([{"fetches": 2, "wall_ns": 10 * MS} for _ in range(3)])
+    trained = rows[2:] if len(points) < 4 else [rows[0], rows[2]]
+    series = line(points, **DIVIDED)
+    table = metrics_table([RawRank("rank-0", 0, steps=tuple(trained), metrics=(series,))])
+    seen = table.filter(pl.col("name") == "train/loss")
+    assert dict(seen.select(pl.col("step").fill_null(0), "value").rows()) == losses
+
+
+def rates(*values: float) -> list[RawSeries]:
+    """Of optimizers, each from 10 ms after the one before it on."""
+    return [
+        RawSeries(f"train/lr/{f'{number}.' if number else ''}0", "optimizer", np.array([T0 + number * 10 * MS]), value)
+        for number, value in enumerate(np.array(values).reshape(-1, 1))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "names"),
+    [([0, 0, 1, 2], {"train/lr/0": [0.1, 0.2, 0.3]}), ([0, 1, 0, 1], {"train/lr/0": [0.1], "train/lr/1.0": [0.2]})],
+    ids=["one after the other", "in turn"],
+)
+def test_the_rate_of_an_optimizer_that_follows_another_goes_on_with_its(optimizers: Any, names: Any) -> None:
+    points = [(10 * at + 1, float(at), at) for at in range(4)]
+    seen = found(line(points, optimizers), *rates(0.1, 0.2, 0.3)[: max(optimizers) + 1], steps=4)
+    assert {name: [value for _, value in seen[name]] for name in seen if "/lr/" in name} == names
+
+
+@pytest.mark.parametrize(
     ("name", "about", "told", "of"),
     [
         ("train_loss", {"node": "DivBackward0", "factors": [None]}, 0.5, "mean"),

@@ -548,7 +548,9 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
         if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
             most = max(most, top.call_at_most_ms_per_step or 0.0)
         evidence: list[Known] = []
+        places: dict[Place, float] = {}
         for fact in facts:
+            places[fact.place] = places.get(fact.place, 0.0) + fact.ms_per_step
             source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
             evidence.append(ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source))
             evidence += figures(fact.source, (f"calls of {fact.operation} per step", fact.calls_per_step, "calls", 3))
@@ -562,7 +564,7 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
             ceiling_ms=gains.without_main(analysis, most),
             levels=("high" if top.measured else sampled_confidence(count),),
             where=(
-                *(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
+                *(replace(place, share=ms_there / cost if cost else None) for place, ms_there in places.items()),
                 *((top.entry,) if top.entry is not None else ()),
             ),
             evidence=evidence,

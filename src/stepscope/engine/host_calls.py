@@ -107,8 +107,11 @@ class HostCalls:
 
     @cached_property
     def via(self) -> Int64:
-        """What the caller called: the slice itself, or the one around it right below the caller."""
-        return self_or_ancestor(self.parent, (self.parent >= 0) & (self.what[self.parent] == USER)).astype(np.int64)
+        """What the caller called: the slice itself, or the one around it right below the caller, past our wrappers."""
+        wrapper = self.named(lambda name: RECORDER_WRAPPER.search(name) is not None, self.what == TRANSPARENT)
+        around = nearest_ancestor(self.parent, ~wrapper)
+        called = ~wrapper & (around >= 0) & (self.what[around] == USER)
+        return self_or_ancestor(self.parent, called).astype(np.int64)
 
     @cached_property
     def _past_transparent(self) -> Int64:

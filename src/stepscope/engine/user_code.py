@@ -67,9 +67,12 @@ class UserCode:
         self._roots = (*(_with_slash(root) for root in roots if root), *self._chosen)
         # the longest old beginning first: the more exact statement wins
         self._maps = tuple(sorted(options.maps, key=lambda pair: -len(pair[0])))
+        known_files = tuple(known_files)
         self._libraries = tuple(name.rstrip("/") for name in options.libraries if name.strip("/"))
         self._main_folder = posixpath.dirname(main_file) if main_file else None
         self._by_name: dict[str, list[str]] = {}
+        named = (_PACKAGES.sub("", path) for path in known_files if _PACKAGES.match(path))
+        self._packages = {path.split("/", 1)[0] for path in named}  # installed, as other sources name them in full
         for path in sorted({self._mapped(file) for file in (*known_files, *options.files, main_file) if file}):
             if path.startswith("/") and self._below_root(path):
                 self._by_name.setdefault(posixpath.basename(path), []).append(path)
@@ -121,7 +124,12 @@ class UserCode:
             if path.endswith("/" + file):
                 return path
         first = file.split("/", 1)[0].removesuffix(".py")
-        if first in LIBRARY_PARTS or _INSTALLED.search("/" + file) or "." not in posixpath.basename(file):
+        if (
+            first in LIBRARY_PARTS
+            or first in self._packages
+            or _INSTALLED.search("/" + file)
+            or "." not in posixpath.basename(file)
+        ):
             return None  # samplers name some frames of C by a type or a function
         # A guess: the folder of the started script comes first on `sys.path`.
         folder = self._main_folder or (self._roots[0].rstrip("/") if self._roots else None)

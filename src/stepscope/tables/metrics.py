@@ -25,6 +25,7 @@ from stepscope.tables.schema import SCHEMAS, empty
 
 LOSS = "train/loss"
 NORM, NORM_CLIPPED = "train/grad_norm", "train/grad_norm_clipped"
+RATE = re.compile(r"train/lr/(\d+)\.(.+)")  # of any optimizer but the first
 BACKWARD, CLIPPING = "backward", "clipping"  # sources
 # Sources that are found in the training. What the script logs between steps, as a validation's loss, is of the last.
 FOUND = {BACKWARD, "optimizer", CLIPPING, "scaler", "loader", "watch"}
@@ -60,10 +61,11 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     curves = [curve for series in rank.metrics if series.source != BACKWARD for curve in _curves(series)]
     backward = np.empty(0, np.int64)
     if losses:
-        passes = _passes(losses, starts, walls)
+        passes = _passes(losses, starts, walls, fetches)
         backward = passes.times_ns
         frameworks = {str(event.get("name")) for event in rank.journal if event["kind"] == "framework"}
         logged = [curve for curve in curves if curve.source not in FOUND and is_loss(curve.name)]
+        curves = list(_following(curves, passes))
         curves += _losses(losses, passes, fetches, frameworks, logged)
     if not curves:  # losses of which nobody knows the updates
         return empty("metrics")
@@ -120,7 +122,7 @@ class _Passes(NamedTuple):
     firsts: Int64
 
 
-def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
+def _passes(losses: list[RawSeries], starts: Int64, walls: Int64, fetches: Int64) -> _Passes:
     """The passes of all lines, grouped by update: a new one begins with a step and after an optimizer's step."""
     times = np.concatenate([series.times_ns for series in losses])
     order = np.argsort(times, kind="stable")
@@ -135,8 +137,13 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     ]
     updates, inside = np.where(told < 0, -1 - told, told), told < 0
     rows = step_at(times, starts, walls, np.arange(len(starts), dtype=np.int64))
+    # A pass in no step is of the update that follows: one before an evaluation in its midst, or left over by the epoch
+    # before. Before the first update it may be a trial, unless that used more batches than it has passes.
+    ahead = pl.Series(rows).replace(NONE, None).fill_null(strategy="backward").fill_null(NONE).to_numpy()
+    own = np.append(fetches > np.bincount(rows[rows >= 0], minlength=len(fetches)), np.False_)
+    ahead = np.where((updates > 0) | own[ahead], ahead, rows)
     begins = np.ones(len(times), np.bool_)
-    begins[1:] = (updates[1:] != updates[:-1]) | (rows[1:] != rows[:-1])
+    begins[1:] = (updates[1:] != updates[:-1]) | (ahead[1:] != ahead[:-1])
     again = np.zeros(len(times), np.bool_)
     again[1:] = inside[1:] & inside[:-1] & ~begins[1:]
     kept = ~again
@@ -204,6 +211,25 @@ def _of_one_loss(optimizers: Int64, rows: Int64, sites: Int64) -> Bools:
             own |= mine
             chosen.append(span)
     return own
+
+
+def _following(curves: list[Curve], passes: _Passes) -> Iterator[Curve]:
+    """The curves; rates of an optimizer that begins after another one's last update go on with that one's.
+
+    As after a search for the rate, in a script's next training, or in a cross-validation.
+    """
+    numbers, firsts = np.unique(passes.optimizers, return_index=True)
+    ends: list[int] = []  # the last pass of those that share a place
+    places: dict[str, int] = {}
+    for first, optimizer in sorted(zip(firsts.tolist(), numbers.tolist(), strict=True)):
+        place = places[str(optimizer)] = next((at for at, end in enumerate(ends) if end < first), len(ends))
+        ends[place : place + 1] = [int(np.flatnonzero(passes.optimizers == optimizer)[-1])]
+    for curve in curves:
+        parts = RATE.fullmatch(curve.name)
+        if parts is not None and parts[1] in places and "0" in places:
+            place = places[parts[1]]
+            curve = curve._replace(name=f"train/lr/{f'{place}.' if place else ''}{parts[2]}")
+        yield curve
 
 
 def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:

@@ -56,6 +56,7 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "threaded",
         "dense",
         "rejoined",
+        "factored",
     ],
 )
 def test_needed_work_is_no_needless_work(folder: Path, name: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,6 +120,21 @@ def test_the_rank_comes_from_what_started_the_process(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (rank_identity()["rank"], rank_identity()["world_size"]) == (rank, world_size)
+
+
+@pytest.mark.parametrize(("size", "rank"), [("2", 1), ("8", 0)], ids=["the whole job", "a part of it"])
+def test_the_group_of_the_whole_job_knows_the_rank_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, rank: int
+) -> None:
+    """Accelerate's launcher of forks sets RANK to 0 in each."""
+    group = {"is_available": lambda: True, "is_initialized": lambda: True}
+    group |= {"get_rank": lambda: 1, "get_world_size": lambda: 2}
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**group))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", size)
+    made = journal(tmp_path)
+    assert made.claim()
+    assert json.loads((Path(made.folder or "") / "rank.json").read_text())["rank"] == rank
 
 
 def test_the_offset_of_another_hosts_clock_is_not_taken(tmp_path: Path) -> None:

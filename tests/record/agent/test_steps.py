@@ -159,6 +159,9 @@ trainer with evaluation between updates [both]
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
        E20=0+20+0+0+0 1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8,
        E30=10+20+0+0+0 1x8, E20=0+20+0+0+0 1x8
+trainer's epoch leaves batches over, and its iterator is alive when the next one is asked [both]
+    2( ahead1 5( fetch1:10 ) 4( pass ) update fetch1:10 stop1 2( pass ) )
+    -> 2*T296=50+80+160+5+1 4x32
 a batch is left out among those of an update
     iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
     -> 2*T21=6+6+8+1+0 3x24
@@ -192,6 +195,10 @@ a loop over training data that does not train is evaluation
 an evaluation that is left by count has all of its batches, and none that it fetched in vain [both]
     for1x1( train ) iter2 3( fetch2 eval ) dead2 for1x1( train ) iter2 fetch2 eval:9 2( fetch2 eval ) fetch2 dead2
     -> T10=2+3+4+1+0 1x8, 3*E5=2+3+0+0+0 1x8, T10=2+3+4+1+0 1x8, E11=2+9+0+0+0 1x8, 2*E5=2+3+0+0+0 1x8
+a framework's evaluation fetches no batch in vain, however small, nor a single one [both]
+    iter1 2( fetch1 train ) eval_begin iter2 3( fetch2 eval:20 ) fetch2 eval:2 dead2 iter3 fetch3 eval:2
+        dead3 eval_end 2( fetch1 train )
+    -> 2*T10=2+3+4+1+0 1x8, 3*E22=2+20+0+0+0 1x8, 2*E4=2+2+0+0+0 1x8, 2*T10=2+3+4+1+0 1x8
 the last evaluation ends with its last batch, whatever follows [both]
     for1x1( train ) iter2 3( fetch2 eval ) wait:900
     -> T10=2+3+4+1+0 1x8, 2*E5=2+3+0+0+0 1x8, E14=2+12+0+0+0 1x8

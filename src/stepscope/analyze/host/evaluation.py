@@ -58,12 +58,13 @@ def evaluation(context: Context) -> EvaluationFacts | None:
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
     inside, steps = frame.filter("inside"), frame.filter(trains).height
     beside_ns = _beside_batches(context, frame) if apart else 0
-    after = _after(context, frame) if apart and not beside_ns else frame.clear()
+    after = _after(context, frame) if apart else frame.clear()
     taken_ns, whole_ns = (int(rows["wall_ns"].sum()) + beside_ns for rows in (inside, frame))
-    if not inside.height or taken_ns + int(after["wall_ns"].sum()) < LEAST * whole_ns:
+    if not inside.height or taken_ns + (0 if beside_ns else int(after["wall_ns"].sum())) < LEAST * whole_ns:
         return None
     lines, samples, after_ns = _lines(context, frame, after, apart=apart)
-    taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
+    if not beside_ns:
+        taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
     if taken_ns < LEAST * whole_ns:
         return None
     if not apart and not lines:
@@ -152,9 +153,9 @@ def _lines(
     seen_ns = pl.col("in_ns") + pl.col("out_ns")
     mostly = pl.col("in_ns") >= MOSTLY * seen_ns
     enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
-    told = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
+    meant = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter(pl.col("line") >= 0)
-    ours = lines.filter(pl.col("evaluates") & told & enough)
+    ours = lines.filter(pl.col("evaluates") & meant & enough)
     # what the training code does with the results, at a line of its own
     later = pl.col("after_ns") >= pl.max_horizontal(MIN_SAMPLES * gap_ns, MOSTLY * (seen_ns + pl.col("after_ns")))
     lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if apart else ours

@@ -66,8 +66,9 @@ _WRAPPERS = [
 ]
 _IO_FILES = (
     r"(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|csv|tempfile|logging/__init__|logging/handlers|"
-    r"torch/serialization|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*))\.py$"
+    r"torch/serialization|safetensors/torch|PIL/ImageFile|PIL/\w+ImagePlugin|numpy/lib/(_?npyio\w*|_?format\w*))\.py$"
 )
+_TENSORS = "save_file"  # of safetensors, which no event times
 _IO_TEXT = re.compile(
     r"\.(write|writelines|flush|fsync|read|readline|readlines|save|dump|to_csv|to_parquet|savetxt|savez|imwrite|"
     r"write_text|write_bytes|read_text|read_bytes|writerow|writerows)\(|\b(open|fsync|fdatasync|print|copyfile|copytree)\("
@@ -124,15 +125,15 @@ def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> Itera
 def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
     """The rows of `Calls.rows` whose main thread stands in file I/O outside the loader, with `operation`.
 
-    Below a line that only leads to training it is the library's own function that does it.
+    Below a line that only leads to training it is the library's own function that does it, or safetensors'.
     """
     rows = rows.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
-    below = short(pl.col("below_function"))
+    below, leaf = short(pl.col("below_function")), short(pl.col("leaf_function"))
     on_disk, by_library = (pl.col(f"{end}_file").fill_null("").str.contains(_IO_FILES) for end in ("leaf", "below"))
     alone = pl.col("below_function").is_null()
     rows = rows.with_columns(
         operation=pl.when(pl.col("library_file").is_not_null())
-        .then(pl.when(on_disk).then(short(pl.col("library_function"))))
+        .then(pl.when(on_disk).then(pl.when(leaf == _TENSORS).then(leaf).otherwise(short(pl.col("library_function")))))
         .when(below.is_in([*_WRAPPERS, "print"]) | ((on_disk | by_library) & ~alone))
         .then(below)
     )
@@ -153,7 +154,7 @@ def lines_with(rows: pl.DataFrame, lines: Lines, pattern: re.Pattern[str]) -> pl
 def _same(fact: IoFacts, other: IoFacts) -> bool:
     """Whether two sources speak of the same I/O: the same line, or the same call of the same function."""
     if fact.entry is not None and other.operation == "torch.save":
-        return "save" in fact.operation and other.place == fact.entry
+        return "save" in fact.operation != _TENSORS and other.place == fact.entry
     if fact.place.file != other.place.file:
         return False
     if fact.place.line == other.place.line:

@@ -217,9 +217,10 @@ def _broadcasts(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
             made.setdefault((form.name, whole), []).append(form)
     for (name, whole), forms in made.items():
         makers = every.where(form in forms for form in every.forms)
-        makers = makers[every.scene.in_backward[makers] < 0]
-        rows = outermost(every.scene, every.with_shape(whole) | flags(len(every.scene.span), makers))
-        yield ("broadcast", name, whole), rows, makers
+        makers = makers[(every.scene.in_backward[makers] < 0) & ~_in_optimizer(every.scene)[makers]]
+        if len(makers):  # an optimizer makes what is as large as a parameter, and needs it
+            rows = outermost(every.scene, every.with_shape(whole) | flags(len(every.scene.span), makers))
+            yield ("broadcast", name, whole), rows, makers
 
 
 def _broadcast(one: _Shape, other: _Shape) -> _Shape:

@@ -192,10 +192,12 @@ class Journal:
             return False
         identity = rank_identity()
         distributed: Any = sys.modules.get("torch.distributed")
-        known = _environment_int("RANK") is not None or distributed is None
-        if not known and distributed.is_available() and distributed.is_initialized():
-            # ranks of `mp.spawn` inside one task of an MPI or SLURM job: the group knows better than the task's number
-            identity.update(rank=distributed.get_rank(), world_size=distributed.get_world_size())
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            # Ranks of `mp.spawn` inside one task of an MPI or SLURM job, or started by Accelerate, which sets RANK to 0
+            # in each: the group knows better, if it is that of the whole job.
+            size = distributed.get_world_size()
+            if _environment_int("RANK") is None or size == identity["world_size"]:
+                identity.update(rank=distributed.get_rank(), world_size=size)
         folder = claim_rank_folder(self._run, identity["rank"] or 0)
         if folder is None:
             self._refused = True

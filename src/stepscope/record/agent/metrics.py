@@ -16,7 +16,9 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from binascii import b2a_base64
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from types import FrameType
@@ -82,7 +84,8 @@ class Metrics:
         self._codes: list[Any] = []
         self._tensor: Any = None  # torch's class, and the code of its `backward`, once a loss was met
         self._backward: Any = None
-        self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
+        self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> number, its groups' last rates, itself
+        self._optimizers = 0  # so many had rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
         self._steppers: dict[int, int] = {}  # of several optimizers, which made each update
@@ -227,8 +230,14 @@ class Metrics:
         if known is None:
             if len(self._rates) >= OPTIMIZERS_LIMIT:
                 return
-            self._rates[id(optimizer)] = known = (len(self._rates), [None] * GROUPS_LIMIT)
-        number, last = known
+            known = (
+                self._optimizers,
+                [None] * GROUPS_LIMIT,
+                weakref.ref(optimizer, partial(self._gone, id(optimizer))),
+            )
+            self._rates[id(optimizer)] = known
+            self._optimizers += 1
+        number, last, _ = known
         for group, before in zip(groups, last):  # most often nothing is new
             rate = group.get("lr")
             if rate.__class__ is not float or rate != before:
@@ -250,9 +259,12 @@ class Metrics:
     def update_ended(self, optimizer_id: int) -> None:
         """An optimizer has stepped."""
         self._updating = False
-        if len(self._rates) > 1 and optimizer_id in self._rates:
+        if self._optimizers > 1 and optimizer_id in self._rates:
             self._steppers[self._updates] = self._rates[optimizer_id][0]
         self._updates += 1
+
+    def _gone(self, optimizer_id: int, _reference: Any) -> None:
+        self._rates.pop(optimizer_id, None)
 
     def scaled(self, loss: Any, result: Any) -> None:
         """`GradScaler.scale` made `result` of `loss`."""

@@ -117,12 +117,16 @@ class Iterator:
     length: int | None = None  # of an epoch, where one iterator may go on to the next
     trained = False  # its batches are trained on
     evaluates = False  # its batches are used, and not trained on
+    declared = False  # a framework said so
     busy_ns = NEVER  # the least that an evaluation step did beside the fetch
     ahead: bool | None = None  # whether it fetches one batch ahead; None until the first step tells
     exhausted = False  # there is no further batch; what was fetched may still be used
 
-    def __init__(self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None) -> None:
+    def __init__(
+        self, number: int, epoch: int | None, created_ns: int, before: Snapshot | None, loader: int | None = None
+    ) -> None:
         self.number = number
+        self.loader = loader
         self.epoch = epoch
         self.created_ns = created_ns
         self.before = before  # the open segment as it was when the iterator was being made

@@ -124,8 +124,11 @@ class StepCutter:
         """
         epoch = self._epochs.get(loader_id, 0)
         self._epochs[loader_id] = epoch + 1
+        anchor = self._iterators.get(self._anchor or 0)
+        if anchor is not None and anchor.exhausted and anchor.loader == loader_id:
+            self.iterator_dead(anchor.number, now)  # its loop is over, wherever it is still held
         before = self._segments[-1].snapshot(now) if self._segments and not self._stack else None
-        iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before)
+        iterator = self._iterators[iterator_id] = Iterator(iterator_id, epoch, now, before, loader_id)
         iterator.ahead = True if fetches_ahead else None
         return epoch
 
@@ -153,7 +156,7 @@ class StepCutter:
             self._enter(DATA_WAIT, iterator_id, now, OTHER)
             return
         if self._evaluating:
-            iterator.evaluates = True
+            iterator.evaluates = iterator.declared = True
         now = self._fetch_boundary(iterator, now) if self._segments else self._start_loop(now)
         if not self._segments:
             self._open(now, partial=False)
@@ -256,7 +259,10 @@ class StepCutter:
         last = self._segments[-1]
         busy = [segment.end_ns - segment.start_ns - segment.phases[DATA_WAIT] for segment in self._segments[:-1]]
         least_ns = min(iterator.busy_ns if iterator is not None else NEVER, *busy, NEVER)
-        used = now - last.end_ns >= least_ns // 4 if last.use is None else last.use != UNUSED
+        if last.use is not None:
+            used = last.use != UNUSED
+        else:  # a framework fetches nothing in vain; a small last batch, or one behind a cold first, takes little time
+            used = (iterator is not None and iterator.declared) or now - last.end_ns >= least_ns // 4
         return used, min(now, last.end_ns + (4 * least_ns if least_ns < NEVER else 0))
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:

@@ -299,6 +299,25 @@ def joined(kind: str) -> Steps:
         yield
 
 
+class Factored(torch.optim.SGD):
+    """Scales a gradient by what it keeps of its rows and columns, as Adafactor does, and looks how large that came."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            square = parameter.grad.square()
+            scale = torch.mul(square.mean(-1).rsqrt().unsqueeze(-1), square.mean(-2).rsqrt().unsqueeze(-2))
+            if scale.mul_(parameter.grad).norm(2) > 0:
+                parameter.data.add_(scale, alpha=-1e-3)
+
+
+def factored() -> Steps:
+    model = nn.Linear(640, 640, bias=False)
+    optimizer = Factored(model.parameters())
+    while True:
+        update(optimizer, model(torch.randn(BATCH, 640)).square().mean())
+        yield
+
+
 def threaded() -> Steps:
     """Each forward pass runs in a thread of its own, as `DataParallel` has them: nodes are numbered anew."""
     model, head, made = network(), nn.Linear(CLASSES, CLASSES), list[torch.Tensor]()
@@ -326,6 +345,7 @@ LOOPS: dict[str, Steps] = {
     },
     **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
     "threaded": threaded(),
+    "factored": factored(),
     "history": remembered(kept=True),
     "truncated": remembered(kept=False),
     "checkpointed": checkpointed(),
