@@ -79,7 +79,7 @@ def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | N
     # fastai's loaders are none of torch's: nobody saw them made
     tells = told.get(name, {})
     called = {str(tells["what"]).rpartition(".")[2]: tells["called"]} if string(tells.get("called")) else {}
-    loaders = name == built or (name == "fastai" and event is None)
+    loaders = name == built or (name == "fastai" and built is None)
     return Settings(name, place_of(tells), loaders=loaders, called=called)
 
 

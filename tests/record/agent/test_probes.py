@@ -209,6 +209,16 @@ def test_a_data_set_is_asked_for_its_length_only_where_that_does_nothing(capture
     assert [event["length"] for event in captured.of("loader")] == [4, None, 4, None, 1]
 
 
+def test_iterators_that_a_framework_makes_itself_are_loaders_of_their_data_set(captured: Captured) -> None:
+    """As fastai does, whose loaders are none of torch's."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X), batch_size=2)
+    for _ in range(2):
+        list(torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader))
+    told = captured.of("loader")
+    assert [event["num_workers"] for event in told] == [0, 0]
+    assert {event["id"] for event in told} == {event["id"] for event in captured.of("batch")} == {told[0]["dataset"]}
+
+
 @pytest.mark.usefixtures("agent")
 def test_no_code_in_python_runs_when_a_loader_goes() -> None:
     """What a signal's handler raises there is lost."""

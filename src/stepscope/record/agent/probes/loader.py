@@ -216,6 +216,7 @@ class LoaderProbe(Probe):
             # an iterator made before we came, or by a loader that makes its iterators itself
             serial = next(self._serials)
             self._watch(iterator, serial)
+            self._tell_unmade(iterator, serial)
         self._fetching = serial
         number = iterator.__dict__.get("_num_yielded", 0)
         loader = self._iterated.get(serial, _UNKNOWN).loader
@@ -325,6 +326,16 @@ class LoaderProbe(Probe):
             length=length,
             num_workers=getattr(loader, "num_workers", None),
             batch_size=size,
+        )
+
+    def _tell_unmade(self, iterator: Any, serial: int) -> None:
+        """Of an iterator that nobody saw made, as fastai's are: its data set stands for the loader."""
+        known, data = self._iterated[serial], getattr(iterator, "_dataset", None)
+        known.loader = self.serial_of(data) or 0
+        workers = getattr(iterator, "_num_workers", None)
+        now = self._agent.clock.now()
+        self._agent.journal.write(
+            "loader", now, 0, step=None, id=known.loader, dataset=known.loader, num_workers=workers
         )
 
     def _iterator_dead(self, serial: int) -> None:
