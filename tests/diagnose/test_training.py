@@ -50,8 +50,8 @@ def passes(number: int, *, divided: bool = False, last: int = 1) -> list[dict[st
     return [*own, *total, *rows("train/loss_mean", "backward", mean)]
 
 
-def root(node: str) -> list[dict[str, Any]]:
-    about = {"name": "train/loss", "source": "backward", "node": node, "values": COUNT}
+def root(node: str, **more: Any) -> list[dict[str, Any]]:
+    about = {"name": "train/loss", "source": "backward", "node": node, "values": COUNT, **more}
     return [{"kind": "metric_series", **about, **LINE}]
 
 
@@ -69,6 +69,7 @@ def test_a_loss_that_is_not_divided() -> None:
 def test_a_loss_that_is_divided_or_whose_passes_are_not_of_one_number() -> None:
     assert told(passes(4, divided=True, last=4)) == []
     assert told(passes(4, last=4), journal=root("MulBackward0")) == []  # by something else
+    assert told(passes(4, last=4), journal=root("MeanBackward0", scaled=True)) == []  # a pipeline scales gradients
     uneven = passes(4)
     for row in uneven:
         if row["name"] == "train/loss_sum" and row["step"] % 2:

@@ -511,6 +511,8 @@ class _Run:
         for row, data in event_data(self._tables, "metric_series"):
             if (row["process"], place_of(data)) == (loss.process, place):
                 node = str(data.get("node") or "")
+                if data.get("scaled"):  # the gradients are, by whoever makes the passes
+                    return
         own = (one for one in self._all if one.process == loss.process and one.source not in FOUND)
         logged = [one for one in own if is_loss(one.name.removesuffix(f" ({one.source})"))]
         ratio = ratio_to_logged(total.times_ns, total.values, logged, usual)

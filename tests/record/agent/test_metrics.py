@@ -164,6 +164,18 @@ def test_lines_in_any_turn_keep_their_own_losses_and_are_not_heard(captured: Cap
     assert not {torch.Tensor.numel, torch.Tensor.data_ptr, torch.Tensor.is_cpu.__get__} & set(asked)
 
 
+def test_passes_of_a_pipeline_are_known_to_be_scaled(captured: Captured) -> None:
+    def pipeline(loss: Any) -> None:
+        torch.autograd.backward(loss)
+
+    code = pipeline.__code__.replace(co_filename="/venv/torch/distributed/pipelining/_backward.py")
+    weight = torch.ones(2, requires_grad=True)
+    pipeline(weight.mean())
+    type(pipeline)(code, {"torch": torch})(weight.mean())
+    captured.finish()
+    assert [about.get("scaled") for *_, about in captured.curves()] == [None, True]
+
+
 def test_a_pass_inside_another_is_none_and_other_threads_are_not_the_trainings(captured: Captured) -> None:
     weight = torch.ones(2, requires_grad=True)
 

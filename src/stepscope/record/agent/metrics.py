@@ -43,6 +43,7 @@ OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an opti
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
 DIVISIONS = ("DivBackward", "MulBackward")  # last nodes that may divide by the number of passes of an update
 FACTORS_LIMIT = 16  # passes of a line whose divisor is read: does it change with each of them, or with the update?
+PIPELINING = "torch/distributed/pipelining/"  # scales gradients by itself, behind the backward passes of an update
 SETS_LIMIT = 64  # lists of names that an event may refer to by number
 
 Listener = Callable[["Series", "Sequence[int]", "list[float]"], None]
@@ -369,6 +370,7 @@ class Metrics:
 
     def _site(self, frame: FrameType | None, root: Any) -> int | None:
         """The series of the script's line that calls backward, from `frame` on; None where there are too many."""
+        scaled = frame is not None and PIPELINING in frame.f_code.co_filename
         frame = user_frame(frame)
         caller = None if frame is None else frame.f_back
         key: Any = frame and (id(frame.f_code), frame.f_lasti)
@@ -388,6 +390,7 @@ class Metrics:
             self._codes += (frame and frame.f_code, caller and caller.f_code)
             places = user_places(3, 2)
             about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
+            about.update({"scaled": True} if scaled else {})
             node = getattr(root, "grad_fn", None)
             name = type(node).__name__ if node is not None else None
             series = self.series("train/loss", "backward", by_update=True, **about, node=name)
