@@ -31,6 +31,7 @@ CASES: dict[Callable[..., str], list[tuple[Any, ...]]] = {  # arguments, then th
     words.quantity: [
         *((None, "ms", "–"), (True, "", "yes"), (0.5, "share", "50 %"), (12.5, "%", "12.5 %"), (0.25, "ms", "0.25 ms")),
         *((104_857_600, "bytes", "100 MiB"), (256.0, "calls", "256 calls"), ("256 = dim 1", "text", "256 = dim 1")),
+        *((1, "processes", "1 process"), (1.0, "calls", "1 call"), (1, "ns", "1 ns")),
     ],
 }
 

@@ -156,6 +156,9 @@ def evidence(row: dict[str, Any]) -> tuple[str, str]:
     return metric, quantity(row["value"], "" if unit in metric.split() else unit)
 
 
+_PLURAL = re.compile(r"(?<=[sxh])es$|(?<=[a-z]{2})s$")
+
+
 def quantity(value: Any, unit: str) -> str:
     """An evidence value with its unit: fractions as percent, times and counts rounded, text as it is."""
     if value is None:
@@ -172,6 +175,8 @@ def quantity(value: Any, unit: str) -> str:
         return size(value)
     if unit in ("ms", "milliseconds"):
         return milliseconds(value)
+    if value == 1:
+        unit = _PLURAL.sub("", unit)
     return plain(f"{count(value)} {unit}".strip() if unit not in ("", "1", "count") else count(value))
 
 
