@@ -12,7 +12,6 @@ from math import inf
 
 from msgspec.structs import replace
 
-from stepscope.analyze.happenings import RATE
 from stepscope.diagnose import gains
 from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.rule import (
@@ -474,8 +473,8 @@ def _given_back_ms(analysis: Analysis) -> float:
 def _has_one_optimizer(analysis: Analysis) -> bool:
     """Whether one optimizer made all updates of a recorded run: a second one may update between the traced steps."""
     series = analysis.metrics.series if analysis.metrics is not None else ()
-    rates = [one.name.removeprefix(RATE) for one in series if one.name.startswith(RATE)]
-    return bool(rates) and not any(re.match(r"[1-9]\d*\.", name) for name in rates)
+    rates = [one.name for one in series if one.name.startswith("train/lr/")]
+    return bool(rates) and not any(re.match(r"train/lr/[1-9]\d*\.", name) for name in rates)
 
 
 def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:

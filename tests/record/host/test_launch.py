@@ -108,6 +108,7 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     mine = f"{tmp_path}/a{os.pathsep}{tmp_path}/b"
     environ = {**os.environ, "PYTHONPATH": mine, "OMP_NUM_THREADS": "3"}
+    environ.pop("_RJEM_MALLOC_CONF", None)  # Polars sets it where it is imported
     done = record(tmp_path / "run", "sh", "-c", f"exec {sys.executable} -c '{program}'", env=environ)
     seen = json.loads(done.stdout)
     first, _, rest = seen["PYTHONPATH"].partition(os.pathsep)
@@ -122,6 +123,7 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
         name: value for name, value in environ.items() if name not in changed and name not in ("_", "PWD", "SHLVL")
     }
     assert {name: seen.get(name) for name in before} == before
+    assert seen.keys() - environ.keys() <= {*changed, "_", "PWD", "SHLVL"}
 
 
 def test_a_locale_that_python_puts_in_for_itself_stays_with_it(tmp_path: Path) -> None:
