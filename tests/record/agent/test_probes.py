@@ -198,15 +198,24 @@ def test_a_data_set_is_asked_for_its_length_only_where_that_does_nothing(capture
         def __init__(self, rows: Any) -> None:
             self.rows = rows
 
+    class Named(Wrapped):
+        @property
+        def size(self) -> int:
+            return self.rows.size  # type: ignore[no-any-return]
+
+        def __len__(self) -> int:
+            return self.size
+
     counted = Counted()
-    for data in (Told(), counted, Wrapped(Told()), Wrapped(counted), torch.utils.data.Subset(counted, [1, 2])):
+    named = Named(torch.zeros(8).numpy())
+    for data in (Told(), counted, Wrapped(Told()), Wrapped(counted), torch.utils.data.Subset(counted, [1, 2]), named):
         iter(torch.utils.data.DataLoader(data, batch_size=2, shuffle=data is not counted))
     asked = counted.asked
     captured.agent.probes.uninstall_all()
     for data in (counted, Wrapped(counted)):
         iter(torch.utils.data.DataLoader(data, batch_size=2, shuffle=data is not counted))
     assert counted.asked == 2 * asked
-    assert [event["length"] for event in captured.of("loader")] == [4, None, 4, None, 1]
+    assert [event["length"] for event in captured.of("loader")] == [4, None, 4, None, 1, 4]
 
 
 def test_iterators_that_a_framework_makes_itself_are_loaders_of_their_data_set(captured: Captured) -> None:

@@ -417,7 +417,9 @@ def _only_looks(value: Any, depth: int = 6) -> bool:
     return depth > 0 and _reads(value, getattr(type(value), "__len__", None), depth)
 
 
-def _reads(value: Any, function: Any, depth: int) -> bool:
+def _reads(value: Any, function: Any, depth: int, around: Tuple[Any, ...] = ()) -> bool:
+    if function in around:  # a property that reads another object's of its name
+        return True
     if function.__class__ is not FunctionType:  # None, or code of C
         return type(function).__module__ == "builtins" and function.__class__ is not MethodType
     if not function.__module__.startswith("torch.") and not _is_plain(function.__code__):
@@ -425,7 +427,7 @@ def _reads(value: Any, function: Any, depth: int) -> bool:
     for name in function.__code__.co_names:
         made, own = getattr(type(value), name, None), _own(value)
         if isinstance(made, property):
-            looks = _reads(value, made.fget, depth)
+            looks = _reads(value, made.fget, depth, (*around, function))
         elif name in own:
             looks = _only_looks(own[name], depth - 1)
         else:
