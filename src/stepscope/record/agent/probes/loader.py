@@ -417,7 +417,7 @@ def _only_looks(value: Any, depth: int = 6) -> bool:
     return depth > 0 and _reads(value, getattr(type(value), "__len__", None), depth)
 
 
-def _reads(value: Any, function: Any, depth: int, around: Tuple[Any, ...] = ()) -> bool:
+def _reads(value: Any, function: Any, depth: int, around: tuple[Any, ...] = ()) -> bool:
     if function in around:  # a property that reads another object's of its name
         return True
     if function.__class__ is not FunctionType:  # None, or code of C
