@@ -24,7 +24,7 @@ from stepscope.engine.journal import json_object, mean, place_of
 from stepscope.engine.step_labels import COMPILING, LabelledSteps
 from stepscope.model import Place
 from stepscope.model.counted import short
-from stepscope.model.metrics import Happening
+from stepscope.model.metrics import RATES, Happening
 from stepscope.read.text import number
 from stepscope.tables.arrays import Int64
 from stepscope.tables.schema import Tables
@@ -40,7 +40,6 @@ THROTTLED_SHARE = 0.05  # of the time, that a cgroup held its processes back for
 LOWERED = 0.5  # of the readings of a GPU: a clock is low now and then
 AHEAD = 0.8  # of the device's time a step: a host that takes less launches steps that wait, until its queue is full
 AHEAD_STEPS = 10  # on each side of a change, that tell what the host took
-RATE = "train/lr/"
 SCALE = "train/scale"
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
@@ -147,7 +146,7 @@ class Happenings:
         metrics = self._tables.metrics
         if metrics.is_empty():
             return
-        told = pl.col("name").str.starts_with(RATE) | (pl.col("name") == SCALE)
+        told = pl.col("name").str.starts_with(RATES) | (pl.col("name") == SCALE)
         own = metrics.filter((pl.col("process") == self._process) & told)
         for (name,), rows in own.partition_by("name", as_dict=True, maintain_order=True).items():
             for (_, old), (time_ns, new) in pairwise(rows.select("time_ns", "value").rows()):
@@ -155,7 +154,7 @@ class Happenings:
                     if new < old:
                         yield self._made(time_ns, "scale", f"GradScaler's scale {old:.6g} -> {new:.6g}")
                 elif jumped(old, new):
-                    group = str(name).removeprefix(RATE)
+                    group = str(name).removeprefix(RATES)
                     of_group = "" if group == "0" else f" of group {group}"
                     text = f"lr{of_group} {old:.3g} -> {new:.3g}"
                     yield self._made(time_ns, "lr", text, mark=f"learning rate × {new / old:.3g}")

@@ -31,6 +31,7 @@ from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
 from stepscope.model.metrics import (
+    RATES,
     Accumulation,
     Clipping,
     Happening,
@@ -353,7 +354,7 @@ class _Run:
     def _non_finite(self) -> NonFinite | None:
         found = []
         for one in self._all:
-            if one.name == NORM_CLIPPED or one.name.startswith("train/lr/"):
+            if one.name == NORM_CLIPPED or one.name.startswith(RATES):
                 continue
             values = one.values
             if one.source == "clipping" and one.process in self._skipped:  # a GradScaler's search for a scale

@@ -41,6 +41,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Place, Site, Try
 from stepscope.model.device_losses import GROWN, ExtraCall, ModelCopy, PassFacts, PassLine, WastedWork, WideGradients
+from stepscope.model.metrics import RATES
 from stepscope.model.trace import OTHER_MAKERS
 
 
@@ -473,8 +474,8 @@ def _given_back_ms(analysis: Analysis) -> float:
 def _has_one_optimizer(analysis: Analysis) -> bool:
     """Whether one optimizer made all updates of a recorded run: a second one may update between the traced steps."""
     series = analysis.metrics.series if analysis.metrics is not None else ()
-    rates = [one.name for one in series if one.name.startswith("train/lr/")]
-    return bool(rates) and not any(re.match(r"train/lr/[1-9]\d*\.", name) for name in rates)
+    rates = [one.name for one in series if one.name.startswith(RATES)]
+    return bool(rates) and not any(re.match(r"[1-9]\d*\.", name.removeprefix(RATES)) for name in rates)
 
 
 def _sampled_backward(analysis: Analysis) -> tuple[Place, ...]:

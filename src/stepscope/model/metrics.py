@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from stepscope.model.findings import Place
 
+RATES = "train/lr/"  # what the names of learning rates begin with; of any optimizer but the first, its number follows
+
 
 class StepBatch(Struct, frozen=True):
     """A batch that a step was trained on.

@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepscope.model import ProfiledFacts, Report
 from stepscope.model.comparison import APPLIED, REFUSED
 from stepscope.model.counted import things
+from stepscope.model.metrics import RATES
 from stepscope.report import compiler_words, words
 from stepscope.report.escape import plain
 from stepscope.report.words import MAX_COMMAND, Shortener, command_line, near
@@ -540,7 +541,7 @@ def cost_text(cost: Row) -> str:
     return ", ".join(parts)
 
 
-LOSS, NORM, RATE = "train/loss", "train/grad_norm", "train/lr/"
+LOSS, NORM = "train/loss", "train/grad_norm"
 
 
 def learned(report: Report) -> str | None:
@@ -549,7 +550,7 @@ def learned(report: Report) -> str | None:
     by_name: dict[str, Row] = {}
     for row in view.get("series", ()):
         by_name.setdefault(row["name"], row)
-    rates = [row for name, row in by_name.items() if name.startswith(RATE)]
+    rates = [row for name, row in by_name.items() if name.startswith(RATES)]
     parts = []
     if (loss := by_name.get(LOSS)) and loss["last"] is not None:
         parts.append(f"loss {_course(loss)} over {things(loss['points'], 'update')}")

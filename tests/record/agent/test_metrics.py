@@ -164,6 +164,18 @@ def test_lines_in_any_turn_keep_their_own_losses_and_are_not_heard(captured: Cap
     assert not {torch.Tensor.numel, torch.Tensor.data_ptr, torch.Tensor.is_cpu.__get__} & set(asked)
 
 
+def test_an_optimizer_that_is_gone_makes_room_for_another(captured: Captured) -> None:
+    """In a cross-validation there are many, one after the other, and some get the number of one before in memory."""
+    weight = torch.ones(1, requires_grad=True)
+    for number in range(12):
+        weight.grad = torch.ones(1)
+        torch.optim.SGD([weight], lr=1.0 + number).step()
+        gc.collect()
+    kept = captured.kept()
+    told = [values for (source, _), values in kept.items() if source == "optimizer"]
+    assert told == [[1.0 + number] for number in range(12)]
+
+
 def test_passes_of_a_pipeline_are_known_to_be_scaled(captured: Captured) -> None:
     def pipeline(loss: Any) -> None:
         torch.autograd.backward(loss)

@@ -472,7 +472,7 @@ def drift(context: Context, calls: Calls | None) -> DriftFacts | None:
 
 def _cores_were_taken(context: Context, steady: pl.DataFrame, early: float, late: float) -> bool:
     """Whether steps grew because main threads waited longer for a core: what they worked grew less than half as much,
-    by factors.
+    by factors (chosen, untuned).
     """
     readings = training_readings(context.tables, context.labelled)
     if readings is None or not 0 < early < late:

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from binascii import b2a_base64
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from types import FrameType
@@ -87,6 +86,7 @@ class Metrics:
         self._backward: Any = None
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> number, its groups' last rates, itself
         self._optimizers = 0  # so many had rates
+        self._gone: list[Any] = []  # references to those that are no more
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
         self._steppers: dict[int, int] = {}  # of several optimizers, which made each update
@@ -228,13 +228,16 @@ class Metrics:
         if groups is None:  # as Keras has it
             groups = [{"lr": getattr(getattr(optimizer, "_learning_rate", None), "_value", None)}]
         known = self._rates.get(id(optimizer))
-        if known is None:
+        if known is None or known[2]() is not optimizer:
+            while self._gone:
+                self._rates.pop(self._gone.pop().key, None)
             if len(self._rates) >= OPTIMIZERS_LIMIT:
                 return
+            # One that goes is told to code of C: what a signal's handler raises in Python that is called then is lost.
             known = (
                 self._optimizers,
                 [None] * GROUPS_LIMIT,
-                weakref.ref(optimizer, partial(self._gone, id(optimizer))),
+                weakref.KeyedRef(optimizer, self._gone.append, id(optimizer)),
             )
             self._rates[id(optimizer)] = known
             self._optimizers += 1
@@ -263,9 +266,6 @@ class Metrics:
         if self._optimizers > 1 and optimizer_id in self._rates:
             self._steppers[self._updates] = self._rates[optimizer_id][0]
         self._updates += 1
-
-    def _gone(self, optimizer_id: int, _reference: Any) -> None:
-        self._rates.pop(optimizer_id, None)
 
     def scaled(self, loss: Any, result: Any) -> None:
         """`GradScaler.scale` made `result` of `loss`."""
