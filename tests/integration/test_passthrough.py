@@ -120,7 +120,7 @@ def test_a_users_own_sitecustomize_runs_in_the_command_and_not_beside_it(tmp_pat
     recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=options, env={"PYTHONPATH": str(tmp_path)})
     assert recorded.stdout == b"theirs ran\n"
     lines = ran.read_text().splitlines()
-    assert sum("import os; print" in line and "stepscope" not in line for line in lines) == 1
+    assert sum("import os; print" in line and "'stepscope'" not in line for line in lines) == 1
     assert not any("telemetry" in line for line in lines)
 
 
