@@ -263,7 +263,7 @@ def _words(
         return (
             f"The training process loads every batch itself, {waits}{named}",
             "Load in worker processes: "
-            + of_loader(loader.site, settings, num_workers=wanted, persistent_workers=True)
+            + of_loader(loader.site, settings, loader.via, num_workers=wanted, persistent_workers=True)
             + shorter,
         )
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
@@ -272,7 +272,7 @@ def _words(
             f"The step waits for batches, {waits}, with next to nothing to do for {many}{named}",
             f"Make batches in the training process, where one takes {short(loader.load_ms or 0.0)} ms and the wait "
             f"{short(loader.data_wait_ms)} ms: "
-            + of_loader(loader.site, settings, num_workers=0)
+            + of_loader(loader.site, settings, loader.via, num_workers=0)
             + ", without persistent_workers and prefetch_factor; or give workers more to do at once: larger batches",
         )
     if _parked(loader):
@@ -280,10 +280,10 @@ def _words(
             f"The step waits for batches, {waits}, while {many} sat parked",
             "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
             "of objects; fewer, larger ones), and keep more in reserve: "
-            + of_loader(loader.site, settings, prefetch_factor=4),
+            + of_loader(loader.site, settings, loader.via, prefetch_factor=4),
         )
     if wanted > count:
-        more = of_loader(loader.site, settings, num_workers=wanted)
+        more = of_loader(loader.site, settings, loader.via, num_workers=wanted)
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
             f"Raise the number of workers from {count}: {more}{shorter}",

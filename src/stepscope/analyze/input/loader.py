@@ -41,6 +41,7 @@ from stepscope.engine.user_code import INSTALLED
 from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
 from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
+from stepscope.read.text import string
 from stepscope.tables.arrays import NONE, Int64, Numbers, climb, flags, unique
 from stepscope.tables.schema import Tables
 
@@ -99,6 +100,7 @@ def loader_facts(
         compute_ms=compute_ms,
         cores_used=cores,
         library=_library_parts(context, rows, next((line for line in lines if line.share >= OWN_LINE), None)),
+        via=string(site.get("via")) if site else None,
         samples=int(rows["samples"].sum()) if rows is not None else 0,
         batch=_content(tables, labelled, event),
         threads=threads,
