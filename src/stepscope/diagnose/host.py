@@ -367,8 +367,8 @@ def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
             less = f"{name} is part of the model's own passes, Python around small operators. Give a step more work"
         else:
             less = (
-                f"Switch off or make rarer what asks for {name} (logging, callbacks, progress, checks) in the library's "
-                "own options, or give a step more work"
+                f"Switch off or make rarer what asks for {name} (logging, callbacks, progress, checks) in the "
+                "library's own options, or give a step more work"
             )
         return title, f"{entry} only leads there. {less}: a larger batch pays it less often"
     if waits:

@@ -54,6 +54,7 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "by_hand",
         "truncated",
         "threaded",
+        "cached",
         "dense",
         "rejoined",
         "factored",

@@ -205,9 +205,10 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
 # What only leads to the parts: the loader, a module's call, compositions of transforms, comprehensions.
 _CORRIDOR = re.compile(
     rf"{LOADER_FILE}|torch/nn/modules/(module|container)\.py|torch/utils/_contextlib\.py|"
-    r":[^:]*(Compose|Sequential|Pipeline)[^:.]*\.\w+$|[:.]<[^:.]*$"
+    r":[^:]*(?i:compose|sequential|pipeline)[^:]*$|[:.]<[^:.]*$"
 )
-_ONE_WAY = 0.97  # of the samples in one function: it only leads there; chosen, untuned
+# Of the samples in one function: it only leads there, or with less where a part of them calls it again; untuned.
+_ONE_WAY, _MOSTLY, _AGAIN = 0.97, 0.8, 0.1
 
 
 def _library_parts(context: Context, loading: pl.DataFrame | None, hot: HotLine | None) -> tuple[Place, ...]:
@@ -245,11 +246,15 @@ def _library_parts(context: Context, loading: pl.DataFrame | None, hot: HotLine 
             seen[again] = False
             continue
         of_function = np.bincount(function[below], weights=total[below], minlength=len(functions))
-        passing = int(total[here].sum())
-        if of_function.max(initial=0) < _ONE_WAY * passing:
+        passing, most = int(total[here].sum()), of_function.max(initial=0)
+        if not most:
+            break
+        largest = function == of_function.argmax()
+        calls_itself = total[largest & (tree.outermost(largest) != users.nodes)].max(initial=0) >= _AGAIN * most
+        if most < (_MOSTLY if calls_itself else _ONE_WAY) * passing:
             break
         on_way.add(int(of_function.argmax()))
-        here = below[function[below] == of_function.argmax()]
+        here = below[largest[below]]
     itself = passing - int(of_function.sum())
     if itself > of_function.max(initial=0):  # what it calls is the smaller part
         of_function = np.bincount(function[here], weights=total[here], minlength=len(functions))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 FEATURES, WIDTH, CLASSES, BATCH = 64, 256, 8, 64
 Steps = Iterator[None]  # one step each
@@ -224,6 +225,17 @@ def averaged() -> Steps:
         yield
 
 
+def cached() -> Steps:
+    """A loader that copies the items it hands out, none of which is a model."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    items = [torch.randn(FEATURES) for _ in range(BATCH * 8)]
+    loader = DataLoader(items, BATCH, collate_fn=lambda rows: torch.stack(copy.deepcopy(rows)))  # type: ignore[arg-type]
+    for inputs in loader:
+        update(optimizer, model(inputs).square().mean())
+        yield
+
+
 def wasted(kind: str) -> Steps:
     """Distances of all pairs written out, a product with one-hot rows, a whole table's gradient, singular values."""
     table, layer = nn.Embedding(8192, FEATURES), nn.Linear(FEATURES, 1)
@@ -343,7 +355,10 @@ LOOPS: dict[str, Steps] = {
         make.__name__: make()
         for make in (plain, validated, validated_without_gradients, validated_in_line, thrown_away, logged)
     },
-    **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    **{
+        make.__name__: make()
+        for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged, cached)
+    },
     "threaded": threaded(),
     "factored": factored(),
     "history": remembered(kept=True),
