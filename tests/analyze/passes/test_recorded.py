@@ -55,6 +55,7 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "truncated",
         "threaded",
         "cached",
+        "adjoint",
         "dense",
         "rejoined",
         "factored",

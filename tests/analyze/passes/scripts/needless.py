@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import nn
@@ -225,6 +226,30 @@ def averaged() -> Steps:
         yield
 
 
+class Adjoint(torch.autograd.Function):
+    """A Function whose backward formula calls the layers itself, as that of an ODE's solution does."""
+
+    @staticmethod
+    def forward(ctx: Any, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.model, ctx.inputs = model, inputs
+        return inputs.new_zeros(BATCH, CLASSES)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        with torch.enable_grad():
+            made = ctx.model(ctx.inputs.detach().requires_grad_())
+        made.backward(gradient)
+        return None, torch.zeros_like(ctx.inputs)
+
+
+def adjoint() -> Steps:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        update(optimizer, Adjoint.apply(model, batch()[0].requires_grad_()).square().mean())
+        yield
+
+
 def cached() -> Steps:
     """A loader that copies the items it hands out, none of which is a model."""
     model = network()
@@ -357,7 +382,7 @@ LOOPS: dict[str, Steps] = {
     },
     **{
         make.__name__: make()
-        for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged, cached)
+        for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged, cached, adjoint)
     },
     "threaded": threaded(),
     "factored": factored(),
