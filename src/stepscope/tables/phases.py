@@ -51,6 +51,8 @@ def in_file(file: str, ending: str) -> bool:
 def phase_mark(frame: Frame) -> str | None:
     """The phase that this frame opens, None where it opens none."""
     name = last_part(frame.function)
+    if frame.function.startswith("_disable_dynamo"):  # decorates functions while torch is imported
+        return None
     for ending, phase in _KNOWN.marks.get(name, ()):
         if in_file(frame.file, ending):
             return phase
