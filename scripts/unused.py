@@ -46,7 +46,7 @@ ALLOWED = {
         *("self_cpu_time_total", "toggle_collection_dynamic"),
     ),
     "of report.json, documented, and shown by no surface": (
-        *("library_function", "trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),
+        *("trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),
         *("max_threads_per_multiprocessor", "warp_size", "tensor_core_plugin_pct", "algorithm_bytes_per_s"),
         *("backward_host_self_ns", "backward_device_self_ns", "peak_recorded_bytes", "total_allocations"),
         *("blocks_in_use", "most_cost_ms"),
