@@ -239,6 +239,7 @@ def fact(metric: str, value: object, unit: str, source: str) -> Known:
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
 _TRAINING = ".training"  # of a module: evaluation sets it to False
+_RATE = ".param_groups["  # of a compiled optimizer: schedulers set what is in them
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
@@ -309,7 +310,8 @@ def recompile_fix(cause: CompilerCause) -> str:
     call = at_place(cause.call)
     size = _TENSOR_SIZE.match(cause.subject or "")
     arguments = f"({size.group(1)}, {size.group(2)})" if size else ""
-    dynamic = f"torch._dynamo.mark_dynamic{arguments} before the call{call}, or torch.compile(..., dynamic=True)"
+    more = ", and so of every other size that changes" if arguments else ""
+    dynamic = f"torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic{arguments} before the call{call}{more}"
     if unclear(cause) and not cause.text:
         text = "Record the run with torch 2.9 or newer, or TORCH_LOGS=recompiles, which name the cause; then remove it"
     elif cause.cause == "shape" and grows(cause):
@@ -322,7 +324,8 @@ def recompile_fix(cause: CompilerCause) -> str:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        key = "grad_mode" if (cause.subject or "").endswith(_TRAINING) else cause.cause
+        subject = cause.subject or ""
+        key = "grad_mode" if subject.endswith(_TRAINING) else _RATE if _RATE in subject else cause.cause
         template = CAUSE_WORDS.get(key, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
@@ -460,9 +463,12 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
 
 
 def break_losses(backend: Backend) -> Iterator[Loss]:
-    """Breaks that cost more than the floor, each; the others of the steps together."""
+    """Breaks that cost more than the floor, each; the others of the steps together.
+
+    A break costs what is compiled behind it, or the compilation that failed of it.
+    """
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
-    compiled = backend.causes("compile")
+    compiled = backend.causes("compile", "failure")
     for cause in backend.causes("graph_break"):
         behind = [each for each in compiled if _behind(each, cause)]
         if not cause.step_count or not timed(behind):
@@ -476,8 +482,11 @@ def break_losses(backend: Backend) -> Iterator[Loss]:
 
 
 def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
-    """Whether this is the function that goes on behind the break: its name holds the line."""
+    """Whether this is what failed of the break, or the function that goes on behind it: its name holds the line."""
     resumed, place = _RESUMED.search(compiled.function or ""), broken.place
+    if compiled.kind == "failure":
+        where = compiled.place
+        return place is not None and where is not None and (where.file, where.line) == (place.file, place.line)
     if resumed is None or place is None or int(resumed.group(2)) != place.line:
         return False
     same_file = compiled.definition is None or compiled.definition.file == place.file
@@ -488,10 +497,18 @@ def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
 def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
+    failed = [each for each in behind.values() if each.kind == "failure"]
     reason = CAUSE_WORDS.get(first.cause, _OTHER).reason or clipped(first.text, 60) or "for a reason that was not told"
     if first.cause == "unsupported_call" and first.operator:
         reason = f"the compiler cannot follow {clipped(first.operator, 60)}"
     breaks = f"The graph of {function_name(first.function)} breaks{at(first.place)}"
+    caveat = "compile what follows the break, part of which one whole graph would need too. What the break costs in "
+    caveat += "each step (a smaller graph, a way through Python)"
+    if failed == list(behind.values()):
+        tries = f" {failed[0].count} times" if failed[0].count > 1 else ""
+        breaks = f"Compiling {function_name(failed[0].function)} fails{tries}{at(first.place)}"
+        caveat = "try; what running eagerly costs in each step"
+    goes_on = any(each.count >= COMPILE.same_cause for each in failed)
     if len(pairs) > 1:
         breaks = f"Graphs break at {len(pairs)} lines of the step, {shown(first.place or Place('?', None))} first"
     evidence = []
@@ -499,7 +516,8 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
         where, source = shown(cause.place) if cause.place else "an unknown line", cause.source or TORCH
         evidence.append(fact(f"graph breaks at {where}", cause.count, "", source))
         evidence.append(fact(f"reason at {where}", clipped(cause.text) or None, "", source))
-        evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
+        what_for = "trying to compile it" if compiled[0].kind == "failure" else "compiling what follows"
+        evidence.append(ms(f"{what_for}, {where}", total_ms(compiled), compiled[0].source or TORCH))
     fixes = [
         (CAUSE_WORDS.get(one.cause, _OTHER).break_fix or _BREAK).format(place=at_place(one.place)) + hinted(one)
         for one in broken[:3]
@@ -509,16 +527,15 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
         total_ms(behind.values()),
         broken,
         floor=0.0,
-        late_ms=total_ms(late(behind.values())),
+        compile_ms=total_ms(each for each in failed if each.count > 1),
+        late_ms=total_ms(each for each in late(behind.values()) if each not in failed or each.count == 1),
         key=first.id if len(pairs) == 1 else f"several-{first.id}",
         title=f"{breaks}: {reason}",
-        levels=("low",),
-        worst="warning",
+        levels=("medium" if goes_on else "low",),
+        worst="critical" if goes_on else "warning",
         evidence=evidence,
-        fix="; ".join(dict.fromkeys(fixes)),
-        caveat="The cost is the time to compile what follows the break, part of which one whole graph would need "
-        "too. What the break costs in each step (a smaller graph, a way through Python) was not measured. "
-        f"{AMORTISED}",
+        fix="; ".join(dict.fromkeys(fixes)) + ("; or call it no more once it has failed" if goes_on else ""),
+        caveat=f"The cost is the time to {caveat} was not measured. {'' if goes_on else AMORTISED}".strip(),
         falsified_by="With torch.compile(..., fullgraph=True), which allows no break, the mean step does not get "
         "shorter",
     )

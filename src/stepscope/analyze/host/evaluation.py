@@ -6,6 +6,8 @@ evaluates, or one that trains nothing, does between the last batch and the next 
 that start are no part. Batches that are cut from tensors leave it in the training step that it follows, which is then
 far longer than others; there samples tell its part, and need a line that speaks of evaluation.
 
+Where some ranks alone evaluate, the others wait for them: theirs are the steps that count.
+
 A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
 while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
 where evaluations of a loader's batches are too short for the sampler's clock.
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -44,6 +48,19 @@ _MEANT = re.compile(r"(?i)eval|valid|\bval_|_val\b|accura")  # a rollout or a ta
 _FUNCTION, _BLOCK = 1, 2
 
 
+class _Lines(NamedTuple):
+    """The lines that evaluate, most first, with their shares of the sampled time of evaluation; what of it is theirs.
+
+    They stand inside one another. `after_ns` is their time behind the last batches, `processes` where they were seen.
+    """
+
+    places: tuple[Place, ...] = ()
+    share: float = 0.0
+    samples: int = 0
+    after_ns: int = 0
+    processes: Sequence[str] = ()
+
+
 def evaluation(context: Context) -> EvaluationFacts | None:
     """None without evaluation between training steps that takes a notable part, as far as it can be told."""
     known = pl.col("start_ns").is_not_null() & pl.col("reason").is_in([STEADY, FIRST_BATCH])  # none that compiles
@@ -53,32 +70,39 @@ def evaluation(context: Context) -> EvaluationFacts | None:
     frame = frame.filter(pl.col("start_ns").is_between(starts.min().over("process"), starts.max().over("process")))
     apart = bool((frame["kind"] == "eval").any())
     frame = frame.with_columns(inside=~trains if apart else wall > FAR_LONGER * walls.quantile(0.25).over("process"))
-    if not apart:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
+    if apart:
+        frame = frame.filter(pl.col("inside").any().over("process"))
+    else:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
         heavy = wall.filter("inside")
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
-    inside, steps = frame.filter("inside"), frame.filter(trains).height
+    inside = frame.filter("inside")
     beside_ns = _beside_batches(context, frame) if apart else 0
     after = _after(context, frame) if apart else frame.clear()
     taken_ns, whole_ns = (int(rows["wall_ns"].sum()) + beside_ns for rows in (inside, frame))
     if not inside.height or taken_ns + (0 if beside_ns else int(after["wall_ns"].sum())) < LEAST * whole_ns:
         return None
-    lines, samples, after_ns = _lines(context, frame, after, apart=apart)
+    lines = _lines(context, frame, after, apart=apart)
+    if not apart:
+        frame = frame.filter(pl.col("process").is_in(lines.processes))
+        inside = frame.filter("inside")
+        taken_ns, whole_ns = (int(rows["wall_ns"].sum()) for rows in (inside, frame))
     if not beside_ns:
-        taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
+        taken_ns, whole_ns = taken_ns + lines.after_ns, whole_ns + lines.after_ns
     if taken_ns < LEAST * whole_ns:
         return None
-    if not apart and not lines:
+    if not apart and not lines.places:
         return None
+    steps = frame.filter(trains).height
     # of a step that ends in evaluation only the part that its lines were seen for
-    lost_ns = taken_ns * (1.0 if apart else sum(lines.values()))
+    lost_ns = taken_ns * (1.0 if apart else lines.share)
     begins = pl.col("inside") & ~pl.col("inside").shift(1, fill_value=False).over("process")
     times = int(frame.select(begins.sum()).item())
     return EvaluationFacts(
-        places=tuple(Place(place.file, place.line, place.function, share) for place, share in lines.items()),
+        places=lines.places,
         times=times,
         steps=inside.height if apart else None,
         each_ms=lost_ns / times / 1e6,
-        samples=samples,
+        samples=lines.samples,
         lost_ms_per_step=lost_ns / steps / 1e6,
         total_ms_per_step=whole_ns / steps / 1e6,
     )
@@ -113,21 +137,20 @@ def _after(context: Context, frame: pl.DataFrame) -> pl.DataFrame:
     return found.filter(pl.Series(~struck)).filter(mine)
 
 
-def _lines(
-    context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool
-) -> tuple[dict[Place, float], int, int]:
-    """The lines with their share of the sampled time of evaluation, most first, the samples that are theirs, and their
-    time in `after`. First comes the line besides the model that takes most, where most of it is no call of the model.
-    """
+def _lines(context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool) -> _Lines:
+    """First comes the line besides the model that takes most, where most of it is no call of the model."""
     samples, stretches = context.sampled, context.tables.stretches
     main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     stretches = stretches.filter(main)
     if samples is None or stretches.is_empty():
-        return {}, 0, 0
+        return _Lines()
     users = UserPaths(samples.calls, samples.code)
     updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     home, evaluates, quiet = _homes(context, users, updates, meant=not apart)
-    nodes = rows_of(stretches["node"])
+    if not apart:
+        seen = stretches.filter(pl.Series(at(evaluates & quiet, rows_of(stretches["node"]), False)))
+        stretches = stretches.filter(pl.col("process").is_in(seen["process"].unique().implode()))
+    nodes, processes = rows_of(stretches["node"]), stretches["process"].unique().to_list()
     among = (frame.filter("inside"), frame.filter(~pl.col("inside")), after)
     times = [overlaps_of(stretches, steps) for steps in among]
     in_ns, out_ns, after_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
@@ -135,7 +158,7 @@ def _lines(
     later_ns[at(users.tree.innermost(users.marked(_is_no_evaluation)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
-        return {}, 0, 0  # nobody can tell the lines that train
+        return _Lines()  # nobody can tell the lines that train
     rows = pl.DataFrame(
         {
             "line": at(users.line, at(home, nodes, NONE), NONE),
@@ -171,8 +194,9 @@ def _lines(
         line, ns = inner.tail(1).row(0)
         place = users.place(line)
         found = {place: found.get(place, ns), **found} if place is not None else found
-    shares = {place: ns / (whole + more_ns) for place, ns in found.items()}
-    return shares, round(own_ns / gap_ns), round(more_ns)
+    whole += more_ns
+    places = tuple(Place(place.file, place.line, place.function, ns / whole) for place, ns in found.items())
+    return _Lines(places, own_ns / whole if whole else 0.0, round(own_ns / gap_ns), round(more_ns), processes)
 
 
 def _is_no_evaluation(frame: Frame) -> bool:
