@@ -508,6 +508,12 @@ def test_what_follows_an_evaluation_too_short_to_be_sampled_is_told() -> None:
     assert [place.line for place in finding.where] == [7, 15]
 
 
+def test_an_evaluation_whose_model_no_sample_meets_has_its_line() -> None:
+    source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
+    finding = only(evaluated(20, model=f"copy ({TRAIN}:9)"), BETWEEN, source)
+    assert [place.line for place in finding.where] == [9, 14]
+
+
 @pytest.mark.parametrize("waiting", [0, 2])
 @pytest.mark.parametrize("loader", [True, False])
 def test_evaluation_between_steps_costs_the_loop_its_share(loader: bool, waiting: int) -> None:

@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     at,
     bare,
     clip_share,
+    distinct,
     figure,
     figures,
     ms,
@@ -31,6 +32,7 @@ from stepscope.diagnose.rule import (
     traced_confidence,
     traces_source,
 )
+from stepscope.diagnose.training import TRAINING
 from stepscope.model import Analysis, Evidence, Place
 from stepscope.model import device_losses as kinds
 from stepscope.model.trace import SpanRef
@@ -42,6 +44,7 @@ class COLLECTIVES(Thresholds):
     waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
     small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
     calls: int = 10  # per step; buckets of the smallest models and a few reduced metrics are fewer; chosen, untuned
+    every_pass: float = 0.9  # of the gradients that are added up: under no_sync() they are a part of the passes
     sync_batch_norms: float = 20  # layers per step, from which Ascend's msprof-analyze advises to have fewer
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
     kinds_shown: int = 3
@@ -248,6 +251,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     inside = times.total() <= (1 + COLLECTIVES.outside) * exposed_ns * steps
     listed = names[: COLLECTIVES.kinds_shown] if inside else ()
     name, source = found[0].span.run, _spans_source(spans)
+    passes = _exchanging_passes(analysis)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
     late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
     gain = replayed(analysis, name, kinds.COLLECTIVES)
@@ -256,12 +260,15 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     yield Claim(
         title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
         + (f" ({names[0]})" if names else "")
+        + (f", exchanged in all {passes} backward passes of an update" if passes else "")
         + (f" of {run}" if run else ""),
         step_ms=step_ms,
         cost_ms=share * step_ms,
         ceiling_ms=max(most, gain.share if gain is not None else 0.0) * step_ms,
         levels=(_steps_confidence(found, not on_host), "high" if waiting is not None else "medium"),
-        where=_line(analysis, names[0])[0] or _line(analysis, "")[0] if on_host and names else (),
+        where=distinct(place for one in (*(listed or names[:1]), "") for place in _line(analysis, one)[0])
+        if on_host
+        else (),
         key=Place(run, None) if run else None,
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=(
@@ -274,7 +281,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),
             *(gain.evidence if gain is not None else ()),
         ),
-        fix=exposed_fix(waiting, layers),
+        fix=exposed_fix(waiting, layers, passes),
         caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
@@ -297,13 +304,32 @@ def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
     return max(rows, key=lambda row: (row.synchronizing_ns * row.calls, row.name)).last_rank if rows else None
 
 
-def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
-    """By the part of it that is waiting for other ranks, None where unknown, and SyncBatchNorm layers per step."""
+def _exchanging_passes(analysis: Analysis) -> int | None:
+    """Backward passes of an update, where DistributedDataParallel exchanges gradients in all of several."""
+    operators = analysis.views.operators if analysis.views is not None else ()
+    added, sent = (
+        sum(row.calls for row in operators if row.name == name)
+        for name in ("torch::autograd::AccumulateGrad", "torch.distributed.ddp.reducer::copy_bucket_to_grad")
+    )
+    several = (analysis.metrics.accumulation or ()) if analysis.metrics is not None else ()
+    told = max((one.passes for one in several if one.share >= TRAINING.same_passes), default=None)
+    return told if sent and sent >= COLLECTIVES.every_pass * added else None
+
+
+def exposed_fix(waiting: float | None, sync_batch_norms: float, passes: int | None = None) -> str:
+    """By the part of it that is waiting for other ranks, None where unknown, SyncBatchNorm layers per step, and the
+    backward passes of an update that all exchange gradients.
+    """
     text = (
         "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
         "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
-        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
+        f"(bf16_compress_hook){'' if passes else ', gradient accumulation'}, fewer and larger messages"
     )
+    if passes:
+        text = (
+            "Run all but the last backward pass of an update, with its forward pass, under no_sync() of the "
+            f"DistributedDataParallel: gradients are then exchanged once, not {passes} times. What is left: {text}"
+        )
     if waiting is None:
         text += ". Record two ranks or more to see what of it is waiting for a slower rank"
     elif waiting >= COLLECTIVES.waiting:

@@ -55,6 +55,7 @@ class RANKS(Thresholds):
     mostly: float = 0.5  # of the excess in the data wait: an input problem
     steps_for_high: int = 20  # as TraceML asks for to call a difference critical
     lines_shown: int = 3
+    of_all: float = 0.1  # of a rank's time at a line: others that spend as much there do the same work
     line_share: float = 0.1  # of the excess; a phase with less explains nothing
     ranks_shown: int = 4
 
@@ -100,7 +101,10 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
     has_loader = loader is not None and (loader.num_workers is not None or loader.site is not None)
     from_input = has_loader and late.by_phase.get("data_wait", 0.0) >= RANKS.mostly * late.cost_ms
     where = _lines(analysis, late, from_input)
-    title, fix = _words(ranks, late, where, from_input)
+    phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
+    if phase == "before_forward" and not where:
+        return  # a gap that no sample tells of, in which ranks may wait for each other as well
+    title, fix = _words(analysis, ranks, late, phase, where, from_input)
     on_device = accelerator(analysis) is not None
     yield Claim(
         title=title,
@@ -192,7 +196,9 @@ def _lines(analysis: Analysis, late: _Late, from_input: bool) -> tuple[Place, ..
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 
 
-def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input: bool) -> tuple[str, str]:
+def _words(
+    analysis: Analysis, ranks: RanksFacts, late: _Late, phase: str | None, where: tuple[Place, ...], from_input: bool
+) -> tuple[str, str]:
     """(title, fix)."""
     rank, others = late.rank, len(ranks.ranks) - len(late.ranks)
     slow = f"Rank {rank}" + (f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else "")
@@ -206,12 +212,18 @@ def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input:
             "the other ranks. Give all ranks equal work to load, or load ahead of the step in worker processes"
             f"{shorten}",
         )
-    phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
     inside = f", in {_PHASES[phase]}" if phase in _PHASES and not where else ""
+    view = analysis.sampled.rank_lines if analysis.sampled is not None else None
+    lines = [one.by_rank for one in view.lines if one.place in where[:1]] if view is not None else []
+    of_all = any(_median_of_others(each, rank) >= RANKS.of_all * each.get(rank, 0.0) for each in lines)
     return (
         f"{slow} works {amount}{inside}: {waits} for it",
-        f"Take the work that rank {rank} alone does out of the step{at(*where)}: do it every N steps, share it among "
-        "the ranks, or move it to a thread or process beside the training",
+        f"All ranks do that work{at(*where)}: give rank {rank} as much of it as the others (samples of a batch, their "
+        "lengths); where it has as much, look at what slows its process (its cores and their clock, what else runs "
+        "there)"
+        if of_all or inside
+        else f"Take the work that rank {rank} alone does out of the step{at(*where)}: do it every N steps, share it "
+        "among the ranks, or move it to a thread or process beside the training",
     )
 
 

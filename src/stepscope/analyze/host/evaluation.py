@@ -178,7 +178,8 @@ def _lines(context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart:
     enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
     meant = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter(pl.col("line") >= 0)
-    ours = lines.filter(pl.col("evaluates") & meant & enough)
+    quietly = pl.lit(apart) & pl.col("quiet") & mostly  # the model itself may be too fast to be sampled
+    ours = lines.filter((pl.col("evaluates") | quietly) & meant & enough)
     # what the training code does with the results, at a line of its own
     later = pl.col("after_ns") >= pl.max_horizontal(MIN_SAMPLES * gap_ns, MOSTLY * (seen_ns + pl.col("after_ns")))
     lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if apart else ours
@@ -223,7 +224,7 @@ def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -
     # the function that calls for evaluation trains: of it only what stands in a `with`
     blocks, anything = (tree.innermost((model < 0) & (tree.by_node(quiet) >= least)) for least in (_BLOCK, _FUNCTION))
     calls = (home >= 0) & (home < model)  # a line of the model's own is training's as well
-    return home, calls, calls & ((blocks >= home) | (anything > home))
+    return home, calls, (home >= 0) & ((blocks >= home) | (anything > home))
 
 
 def _quiet_lines(context: Context, file: str, *, meant: bool) -> dict[int, int]:
