@@ -126,6 +126,8 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
         ("attribute", "fn.1.training", "before torch.compile"),
         ("attribute", "self.param_groups[0]['lr']", "lr=torch.tensor"),
         ("shape", "t.size(0)", "so of every other size"),
+        ("shape", "self.layers.0.bias.size(0)", "short trials of other sizes"),
+        ("type", "self.config.problem_type", "once before training"),
         ("unknown", None, "move it out of the compiled part"),
         ("unexplained", None, "TORCH_LOGS=recompiles"),
         ("a word of a later version", None, "move it out of the compiled part"),

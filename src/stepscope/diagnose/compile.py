@@ -320,12 +320,19 @@ def recompile_fix(cause: CompilerCause) -> str:
             f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled {inside} "
             f"and join it behind the loop; where it must stay, {dynamic}"
         )
+    elif cause.cause == "shape" and (cause.subject or "").startswith("self."):
+        text = (
+            f"{what(cause)} is of a module's own tensor: each size of the model is a version, which dynamic=True does "
+            "not change. Compile what trains long, and leave short trials of other sizes as they are"
+        )
     elif cause.cause == "shape":
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
         subject = cause.subject or ""
         key = "grad_mode" if subject.endswith(_TRAINING) else _RATE if _RATE in subject else cause.cause
+        if key == "type" and subject.startswith("self."):
+            key = "attribute"  # no argument of the call
         template = CAUSE_WORDS.get(key, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)

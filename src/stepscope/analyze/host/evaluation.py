@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -48,19 +46,6 @@ _MEANT = re.compile(r"(?i)eval|valid|\bval_|_val\b|accura")  # a rollout or a ta
 _FUNCTION, _BLOCK = 1, 2
 
 
-class _Lines(NamedTuple):
-    """The lines that evaluate, most first, with their shares of the sampled time of evaluation; what of it is theirs.
-
-    They stand inside one another. `after_ns` is their time behind the last batches, `processes` where they were seen.
-    """
-
-    places: tuple[Place, ...] = ()
-    share: float = 0.0
-    samples: int = 0
-    after_ns: int = 0
-    processes: Sequence[str] = ()
-
-
 def evaluation(context: Context) -> EvaluationFacts | None:
     """None without evaluation between training steps that takes a notable part, as far as it can be told."""
     known = pl.col("start_ns").is_not_null() & pl.col("reason").is_in([STEADY, FIRST_BATCH])  # none that compiles
@@ -82,27 +67,26 @@ def evaluation(context: Context) -> EvaluationFacts | None:
     if not inside.height or taken_ns + (0 if beside_ns else int(after["wall_ns"].sum())) < LEAST * whole_ns:
         return None
     lines = _lines(context, frame, after, apart=apart)
+    places, part, samples, after_ns, processes = lines or ((), 0.0, 0, 0, [])
     if not apart:
-        frame = frame.filter(pl.col("process").is_in(lines.processes))
+        frame = frame.filter(pl.col("process").is_in(processes))
         inside = frame.filter("inside")
         taken_ns, whole_ns = (int(rows["wall_ns"].sum()) for rows in (inside, frame))
     if not beside_ns:
-        taken_ns, whole_ns = taken_ns + lines.after_ns, whole_ns + lines.after_ns
-    if taken_ns < LEAST * whole_ns:
-        return None
-    if not apart and not lines.places:
+        taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
+    if taken_ns < LEAST * whole_ns or not (apart or places):
         return None
     steps = frame.filter(trains).height
     # of a step that ends in evaluation only the part that its lines were seen for
-    lost_ns = taken_ns * (1.0 if apart else lines.share)
+    lost_ns = taken_ns * (1.0 if apart else part)
     begins = pl.col("inside") & ~pl.col("inside").shift(1, fill_value=False).over("process")
     times = int(frame.select(begins.sum()).item())
     return EvaluationFacts(
-        places=lines.places,
+        places=places,
         times=times,
         steps=inside.height if apart else None,
         each_ms=lost_ns / times / 1e6,
-        samples=lines.samples,
+        samples=samples,
         lost_ms_per_step=lost_ns / steps / 1e6,
         total_ms_per_step=whole_ns / steps / 1e6,
     )
@@ -137,13 +121,18 @@ def _after(context: Context, frame: pl.DataFrame) -> pl.DataFrame:
     return found.filter(pl.Series(~struck)).filter(mine)
 
 
-def _lines(context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool) -> _Lines:
-    """First comes the line besides the model that takes most, where most of it is no call of the model."""
+def _lines(
+    context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool
+) -> tuple[tuple[Place, ...], float, int, int, list[str]] | None:
+    """The lines with their share of the sampled time of evaluation, most first, their share without those inside one
+    another, their samples, time in `after` and processes. First comes the line besides the model that takes most, where
+    most of it is no call of the model.
+    """
     samples, stretches = context.sampled, context.tables.stretches
     main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     stretches = stretches.filter(main)
     if samples is None or stretches.is_empty():
-        return _Lines()
+        return None
     users = UserPaths(samples.calls, samples.code)
     updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     home, evaluates, quiet = _homes(context, users, updates, meant=not apart)
@@ -158,7 +147,7 @@ def _lines(context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart:
     later_ns[at(users.tree.innermost(users.marked(_is_no_evaluation)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
-        return _Lines()  # nobody can tell the lines that train
+        return None  # nobody can tell the lines that train
     rows = pl.DataFrame(
         {
             "line": at(users.line, at(home, nodes, NONE), NONE),
@@ -197,7 +186,7 @@ def _lines(context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart:
         found = {place: found.get(place, ns), **found} if place is not None else found
     whole += more_ns
     places = tuple(Place(place.file, place.line, place.function, ns / whole) for place, ns in found.items())
-    return _Lines(places, own_ns / whole if whole else 0.0, round(own_ns / gap_ns), round(more_ns), processes)
+    return places, own_ns / whole if whole else 0.0, round(own_ns / gap_ns), round(more_ns), processes
 
 
 def _is_no_evaluation(frame: Frame) -> bool:
