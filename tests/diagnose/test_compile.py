@@ -127,6 +127,7 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
         ("attribute", "self.param_groups[0]['lr']", "lr=torch.tensor"),
         ("shape", "t.size(0)", "so of every other size"),
         ("shape", "self.layers.0.bias.size(0)", "short trials of other sizes"),
+        ("requires_grad", "self.layers.0.bias", "in few stages"),
         ("type", "self.config.problem_type", "once before training"),
         ("unknown", None, "move it out of the compiled part"),
         ("unexplained", None, "TORCH_LOGS=recompiles"),
@@ -135,7 +136,8 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
 )
 def test_the_fix_goes_by_the_cause(word: str, subject: str | None, advice: str) -> None:
     told = "" if word == "unexplained" else "odd words"
-    seen = cause("recompile", word, subject=subject, place=line(13), count=3, total_ms=400.0, text=told)
+    hint = "use force_parameter_static_shapes = False" if "bias" in (subject or "") else None
+    seen = cause("recompile", word, subject=subject, place=line(13), count=3, total_ms=400.0, text=told, hint=hint)
     assert advice in only(view(seen), "compile.same_cause").fix
 
 

@@ -253,7 +253,15 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     name, source = found[0].span.run, _spans_source(spans)
     passes = _exchanging_passes(analysis)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
-    late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
+    view = analysis.views.distributed if analysis.views is not None else None
+    ended = [row for row in (view.collectives if view is not None else ()) if row.last_rank is not None]
+    longest = max(ended, key=lambda row: (row.synchronizing_ns * row.calls, row.name), default=None)
+    late = longest.last_rank if longest is not None and waiting is not None and waiting >= COLLECTIVES.waiting else None
+    caveat = "Compressed gradients change the numbers; larger buckets take memory."
+    if waiting is None:
+        caveat = "One rank's trace does not tell a transfer from waiting for another rank."
+    elif view is not None and view.missing_ranks:
+        caveat = "Not all ranks were recorded: waiting for one that was not counts as transfer."
     gain = replayed(analysis, name, kinds.COLLECTIVES)
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
     in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
@@ -282,7 +290,7 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             *(gain.evidence if gain is not None else ()),
         ),
         fix=exposed_fix(waiting, layers, passes),
-        caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
+        caveat=f"{caveat} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
     )
@@ -294,14 +302,6 @@ def _waiting(analysis: Analysis, spans: set[SpanRef]) -> float | None:
     wait = sum(share.synchronizing_ns or 0 for share in shares)
     move = sum(share.transferring_ns or 0 for share in shares)
     return wait / (wait + move) if wait + move > 0 else None
-
-
-def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if view is None or not any(share.span in spans for share in view.workers):
-        return None
-    rows = [row for row in view.collectives if row.last_rank is not None]
-    return max(rows, key=lambda row: (row.synchronizing_ns * row.calls, row.name)).last_rank if rows else None
 
 
 def _exchanging_passes(analysis: Analysis) -> int | None:
@@ -340,15 +340,6 @@ def exposed_fix(waiting: float | None, sync_batch_norms: float, passes: int | No
             "hide it: keep them only where a rank's batch is too small for statistics of its own"
         )
     return text
-
-
-def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if waiting is None:
-        return "One rank's trace does not tell a transfer from waiting for another rank."
-    if view is not None and view.missing_ranks:
-        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
-    return "Compressed gradients change the numbers; larger buckets take memory."
 
 
 @rule(

@@ -90,7 +90,8 @@ class Backend(Struct, frozen=True):
         return min(1.0, told_ms / compile_ms) * most_ms / wall_ms
 
     def causes(self, *kinds: str) -> list[CompilerCause]:
-        return causes(self.view, self.facts, *kinds)
+        """Those of its own that are of these kinds, in the view's order."""
+        return [cause for cause in self.view.causes if cause.backend == self.facts.backend and cause.kind in kinds]
 
     def confidence(self, items: Sequence[CompilerCause]) -> str:
         """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
@@ -144,7 +145,8 @@ def backends(view: CompilersView) -> Iterator[Backend]:
     for facts in view.backends:
         rows = [row for row in view.steps if row.backend == facts.backend and row.steps > 0]
         steps = [row for row in rows if (row.wall_ms or 0.0) >= SHORTEST_MS]
-        again = causes(view, facts, "recompile", "limit_hit")
+        own = [cause for cause in view.causes if cause.backend == facts.backend]
+        again = [cause for cause in own if cause.kind in ("recompile", "limit_hit")]
         between = sum(
             max(0.0, cause.total_ms - cause.in_main_steps_ms)
             for cause in again
@@ -155,7 +157,7 @@ def backends(view: CompilersView) -> Iterator[Backend]:
             wall = sum(row.wall_ms or 0.0 for row in steps)
             estimated = any(row.estimated for row in steps)
             source = "rates of the torch_xla report" if estimated else "wall time of all steps"
-            first = causes(view, facts, "compile")
+            first = [cause for cause in own if cause.kind == "compile"]
             once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
             loop_ms = max(wall - once, total_ms(again) - between, SHORTEST_MS) + between
             yield Backend(view, facts, main.steps, main.kind, loop_ms, estimated, source)
@@ -184,11 +186,6 @@ def settle(losses: Iterable[Loss]) -> Iterator[tuple[str, Claim]]:
             evidence=(mean, *loss.claim.evidence),
         )
         yield loss.rule, claim
-
-
-def causes(view: CompilersView, facts: CompilerFacts, *kinds: str) -> list[CompilerCause]:
-    """Causes of a backend of these kinds, in the view's order."""
-    return [cause for cause in view.causes if cause.backend == facts.backend and cause.kind in kinds]
 
 
 def total_ms(items: Iterable[CompilerCause]) -> float:
@@ -239,7 +236,7 @@ def fact(metric: str, value: object, unit: str, source: str) -> Known:
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
 _TRAINING = ".training"  # of a module: evaluation sets it to False
-_RATE = ".param_groups["  # of a compiled optimizer: schedulers set what is in them
+_OF_PARAMETERS = "force_parameter_static_shapes"  # what torch hints at where a parameter changed
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
@@ -307,8 +304,8 @@ def grows(cause: CompilerCause) -> bool:
 
 def recompile_fix(cause: CompilerCause) -> str:
     """What removes the cause, with the compiler's own hint where there is one."""
-    call = at_place(cause.call)
-    size = _TENSOR_SIZE.match(cause.subject or "")
+    call, subject, of_model = at_place(cause.call), cause.subject or "", _OF_PARAMETERS in (cause.hint or "")
+    size = _TENSOR_SIZE.match(subject)
     arguments = f"({size.group(1)}, {size.group(2)})" if size else ""
     more = ", and so of every other size that changes" if arguments else ""
     dynamic = f"torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic{arguments} before the call{call}{more}"
@@ -320,19 +317,17 @@ def recompile_fix(cause: CompilerCause) -> str:
             f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled {inside} "
             f"and join it behind the loop; where it must stay, {dynamic}"
         )
-    elif cause.cause == "shape" and (cause.subject or "").startswith("self."):
-        text = (
-            f"{what(cause)} is of a module's own tensor: each size of the model is a version, which dynamic=True does "
-            "not change. Compile what trains long, and leave short trials of other sizes as they are"
-        )
-    elif cause.cause == "shape":
+    elif cause.cause == "shape" and not of_model:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
-        name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        subject = cause.subject or ""
-        key = "grad_mode" if subject.endswith(_TRAINING) else _RATE if _RATE in subject else cause.cause
-        if key == "type" and subject.startswith("self."):
-            key = "attribute"  # no argument of the call
+        name = subject if subject.isidentifier() else "value"
+        special = {
+            "grad_mode": subject.endswith(_TRAINING),
+            "optimizer": ".param_groups[" in subject,
+            f"{cause.cause} of a parameter": of_model,
+            "attribute": cause.cause == "type" and subject.startswith("self."),  # no argument of the call
+        }
+        key = next((key for key, holds in special.items() if holds and key in CAUSE_WORDS), cause.cause)
         template = CAUSE_WORDS.get(key, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
