@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
@@ -317,28 +318,16 @@ def _exchanging_passes(analysis: Analysis) -> int | None:
 
 
 def exposed_fix(waiting: float | None, sync_batch_norms: float, passes: int | None = None) -> str:
-    """By the part of it that is waiting for other ranks, None where unknown, SyncBatchNorm layers per step, and the
-    backward passes of an update that all exchange gradients.
-    """
-    text = (
-        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
-        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
-        f"(bf16_compress_hook){'' if passes else ', gradient accumulation'}, fewer and larger messages"
-    )
+    """By the part of it that is waiting for other ranks (None: unknown), SyncBatchNorm layers, exchanging passes."""
+    text = advice("exposed", "").format("" if passes else ", gradient accumulation")
     if passes:
-        text = (
-            "Run all but the last backward pass of an update, with its forward pass, under no_sync() of the "
-            f"DistributedDataParallel: gradients are then exchanged once, not {passes} times. What is left: {text}"
-        )
+        text = advice("exposed", "every pass").format(passes) + text
     if waiting is None:
-        text += ". Record two ranks or more to see what of it is waiting for a slower rank"
+        text += advice("exposed", "one rank")
     elif waiting >= COLLECTIVES.waiting:
-        text = f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {text}"
+        text = advice("exposed", "waiting") + text
     if sync_batch_norms > COLLECTIVES.sync_batch_norms:
-        text += (
-            f". {sync_batch_norms:.0f} SyncBatchNorm layers exchange statistics forward and backward, and nothing can "
-            "hide it: keep them only where a rank's batch is too small for statistics of its own"
-        )
+        text += advice("exposed", "norms").format(sync_batch_norms)
     return text
 
 
@@ -394,10 +383,8 @@ def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("devices", round(devices), "devices"),
             *seen.parts("of it in {}"),
         ),
-        fix="Wrap the model in DistributedDataParallel and start one process for each GPU (torchrun): each keeps "
-        "its model, and only gradients are exchanged, during the backward pass",
-        caveat="The cost leaves out that one Python process launches for all devices in turn, and that the first "
-        "device computes the loss alone. Under DistributedDataParallel the batch size is that of one process.",
+        fix=advice("data_parallel", "fix"),
+        caveat=advice("data_parallel", "caveat"),
         falsified_by="With DistributedDataParallel on the same GPUs and the same total batch the mean step does "
         "not get shorter",
     )

@@ -465,10 +465,7 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
 
 
 def break_losses(backend: Backend) -> Iterator[Loss]:
-    """Breaks that cost more than the floor, each; the others of the steps together.
-
-    A break costs what is compiled behind it, or the compilation that failed of it.
-    """
+    """Breaks whose compilations, behind them or failed, cost more than the floor; the others together."""
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
     compiled = backend.causes("compile", "failure")
     for cause in backend.causes("graph_break"):
