@@ -69,7 +69,7 @@ def test_what_is_sampled_in_torch_distributed_is_an_exchange() -> None:
     stacks = [stack(reduce, 40), stack([f"main ({TRAIN}:31)"], 60, phase="forward")]
     ranks = rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9))
     found = some(facts(*ranks, ddp=False, stacks=stacks))
-    assert found.exchange == ("other",)
+    assert set(found.exchange) == {"before_forward", "other"}  # samples do not tell the two apart
     assert "torch.distributed" in found.exchange_source
     found = some(facts(*ranks, ddp=False))
     assert found.exchange == ("backward", "optimizer", "other")

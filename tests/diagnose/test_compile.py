@@ -124,6 +124,11 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
     [
         ("float_argument", "scale", "torch.tensor(scale)"),
         ("attribute", "fn.1.training", "before torch.compile"),
+        ("attribute", "self.param_groups[0]['lr']", "lr=torch.tensor"),
+        ("shape", "t.size(0)", "so of every other size"),
+        ("shape", "self.layers.0.bias.size(0)", "short trials of other sizes"),
+        ("requires_grad", "self.layers.0.bias", "in few stages"),
+        ("type", "self.config.problem_type", "once before training"),
         ("unknown", None, "move it out of the compiled part"),
         ("unexplained", None, "TORCH_LOGS=recompiles"),
         ("a word of a later version", None, "move it out of the compiled part"),
@@ -131,7 +136,8 @@ def test_six_of_eight_versions_are_close(entries: int, rule: str) -> None:
 )
 def test_the_fix_goes_by_the_cause(word: str, subject: str | None, advice: str) -> None:
     told = "" if word == "unexplained" else "odd words"
-    seen = cause("recompile", word, subject=subject, place=line(13), count=3, total_ms=400.0, text=told)
+    hint = "use force_parameter_static_shapes = False" if "bias" in (subject or "") else None
+    seen = cause("recompile", word, subject=subject, place=line(13), count=3, total_ms=400.0, text=told, hint=hint)
     assert advice in only(view(seen), "compile.same_cause").fix
 
 
@@ -181,6 +187,18 @@ def test_a_graph_break_in_the_step_costs_what_compiling_behind_it_took() -> None
 )
 def test_what_nobody_timed_or_has_to_be_is_no_finding(made: CompilersView) -> None:
     assert found(made) == []
+
+
+@pytest.mark.parametrize(("tries", "words"), [(1, "Compiling forward fails (train.py:14): "), (30, "fails 30 times ")])
+def test_a_compilation_that_fails_at_its_break_is_its_cost(tries: int, words: str) -> None:
+    failed = cause("failure", "item", place=line(14), count=tries, total_ms=300.0, steps=tuple(range(tries)))
+    again_ms = 300.0 * (tries > 1)
+    (finding,) = found(view(broken(), failed, storms=(storm(late_ms=again_ms, late_share=0.2),)))
+    assert finding.rule == "compile.graph_break"
+    assert finding.cost_ms_per_step == pytest.approx(300 / 20)
+    assert words in finding.title
+    assert "running eagerly" in finding.caveat
+    assert ("paid once" in finding.caveat, "no more" in finding.fix) == (tries == 1, tries > 1)
 
 
 def test_cheap_graph_breaks_are_told_together() -> None:

@@ -443,12 +443,14 @@ def evaluated(
     beside: int = 0,
     scores: Sequence[str] = (),
     model: str = MODULE,
+    waiting: int = 0,
 ) -> Tables:
     """Six epochs of ten steps, each with an evaluation of so many batches behind it, a batch 10 ms as a step.
 
     `beside`: so many ms of it after the first epoch's batches. `scores`: what follows each evaluation for 100 ms.
+    `waiting`: so many ranks more, whose last step of an epoch lasts until the evaluation is over.
     """
-    steps, seen, longer = [], [], 10 * bool(scores)
+    steps, seen, longer, others = [], [], 10 * bool(scores), []
     paths = ([f"main ({TRAIN}:10)", BACKWARD], [f"main ({TRAIN}:14)", f"evaluate ({TRAIN}:3)", model, *below])
     for epoch in range(6):
         begin = T0 + (epoch * (10 + batches + longer) * 10 + beside * (epoch > 0)) * MS
@@ -459,10 +461,15 @@ def evaluated(
         for at in range(10 + batches + longer):
             times = {"start_ns": begin + at * 10 * MS, "end_ns": begin + (at + 1) * 10 * MS}
             seen.append(stack(scores if at >= 10 + batches else paths[at >= 10], 1, **times))
+            seen += [stack(paths[0], 1, rank=rank, process=f"rank-{rank}", **times) for rank in range(1, waiting + 1)]
+        for rank in range(1, waiting + 1):
+            ends = step_rows(10, start_ns=begin, first_step=10 * epoch, rank=rank, process=f"rank-{rank}")
+            ends[-1]["wall_ns"] += batches * 10 * MS
+            others += ends
     region = {"kind": "region", "name": "evaluation", "time_ns": T0 + 100 * MS}
     took = {"duration_ns": (10 * batches + beside) * MS}
     return make_tables(
-        steps=steps, stacks=seen, stretches=seen, journal=[region | took] if beside or not scores else []
+        steps=steps + others, stacks=seen, stretches=seen, journal=[region | took] if beside or not scores else []
     )
 
 
@@ -501,10 +508,18 @@ def test_what_follows_an_evaluation_too_short_to_be_sampled_is_told() -> None:
     assert [place.line for place in finding.where] == [7, 15]
 
 
-@pytest.mark.parametrize("loader", [True, False])
-def test_evaluation_between_steps_costs_the_loop_its_share(loader: bool) -> None:
+def test_an_evaluation_whose_model_no_sample_meets_has_its_line() -> None:
     source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
-    finding = only(evaluated(20, loader=loader), BETWEEN, source)
+    finding = only(evaluated(20, model=f"copy ({TRAIN}:9)"), BETWEEN, source)
+    assert [place.line for place in finding.where] == [9, 14]
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+@pytest.mark.parametrize("loader", [True, False])
+def test_evaluation_between_steps_costs_the_loop_its_share(loader: bool, waiting: int) -> None:
+    source = {TRAIN: "\n@torch.no_grad()\ndef evaluate(): return model(data)\n"}
+    finding = only(evaluated(20, loader=loader, waiting=waiting), BETWEEN, source)
+    assert f"{5 if loader else 6} times, " in finding.title
     assert finding.where[0].line == 14
     assert (finding.cost_ms_per_step, finding.share) == (pytest.approx(20, rel=0.2), pytest.approx(2 / 3, abs=0.05))
     assert told(evaluated(1, loader=loader), BETWEEN, source) is None

@@ -18,6 +18,7 @@ from stepscope.dashboard import single
 from stepscope.diagnose.communication import COLLECTIVES, gloo_on_gpu
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Analysis, Finding, Place, Report
+from stepscope.model.metrics import Accumulation, MetricFacts
 from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.sampled import RankLine, RankLines, SampledViews
 from stepscope.model.trace import SpanRef
@@ -124,6 +125,21 @@ def test_sampled_lines_tell_of_work_inside_the_exchange() -> None:
     assert finding.where[0].line == 50
     assert finding.confidence in ("low", "medium")
     assert of_category(with_lines(analysis, lines)) == []
+
+
+@pytest.mark.parametrize(("others", "advice"), [(10.0, "All ranks do that work"), (0.0, "out of the step")])
+def test_a_longer_time_at_work_of_all_ranks_is_no_work_of_one(others: float, advice: str) -> None:
+    analysis = two((0, 30, 20, 1, 1), (0, 10, 40, 1, 1))
+    lines = [line(Place(TRAIN, 50, "main"), "forward", {0: others + 20.0, 1: others})]
+    assert advice in alone(with_lines(analysis, lines), "communication.straggler").fix
+
+
+def test_a_gap_before_the_forward_pass_that_no_sample_tells_of_blames_nobody() -> None:
+    phases = (21, 10, 20, 1, 1), (1, 10, 40, 1, 1)
+    steps = [rank_rows(rank, each) for rank, each in enumerate(phases)]
+    gap = analysis_of(*([row | {"before_forward_ns": row.pop("data_wait_ns")} for row in rows] for rows in steps))
+    assert of_category(gap) == []
+    assert of_category(with_lines(gap, [line(Place(TRAIN, 50, "augment"), "other", {0: 20.0, 1: 0.0})]))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -305,6 +321,20 @@ def test_exposed_communication_of_ranks_on_processors() -> None:
     assert finding.fix.startswith("Overlap")
     assert "not in the cost" in finding.caveat
     assert of_category(on_processors(0.3, distributed=shares(25, 5))) == []  # they wait by turns
+
+
+@pytest.mark.parametrize(("sent", "passes"), [(384, 8), (48, None)])
+def test_gradients_that_every_pass_of_an_update_exchanges(sent: int, passes: int | None) -> None:
+    """Under `no_sync` one of eight passes sends what all add up."""
+    counts = {"torch::autograd::AccumulateGrad": 384, "torch.distributed.ddp.reducer::copy_bucket_to_grad": sent}
+    operators = tuple(blank(OperatorRow, name=name, calls=calls) for name, calls in counts.items())
+    several = blank(
+        Accumulation, name="train/loss", passes=8, updates=50, share=0.98, divided=True, node="DivBackward0"
+    )
+    metrics = blank(MetricFacts, accumulation=(several,))
+    analysis = replace(on_processors(0.3, distributed=shares(5, 25), operators=operators), metrics=metrics)
+    finding = only(analysis, "communication.exposed")
+    assert (f"in all {passes} backward passes" in finding.title, "no_sync()" in finding.fix) == (bool(passes),) * 2
 
 
 def test_waiting_and_transfer_ask_for_different_fixes() -> None:

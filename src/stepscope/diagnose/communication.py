@@ -18,10 +18,12 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
     clip_share,
+    distinct,
     figure,
     figures,
     ms,
@@ -31,6 +33,7 @@ from stepscope.diagnose.rule import (
     traced_confidence,
     traces_source,
 )
+from stepscope.diagnose.training import TRAINING
 from stepscope.model import Analysis, Evidence, Place
 from stepscope.model import device_losses as kinds
 from stepscope.model.trace import SpanRef
@@ -42,6 +45,7 @@ class COLLECTIVES(Thresholds):
     waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
     small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
     calls: int = 10  # per step; buckets of the smallest models and a few reduced metrics are fewer; chosen, untuned
+    every_pass: float = 0.9  # of the gradients that are added up: under no_sync() they are a part of the passes
     sync_batch_norms: float = 20  # layers per step, from which Ascend's msprof-analyze advises to have fewer
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
     kinds_shown: int = 3
@@ -248,20 +252,32 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
     inside = times.total() <= (1 + COLLECTIVES.outside) * exposed_ns * steps
     listed = names[: COLLECTIVES.kinds_shown] if inside else ()
     name, source = found[0].span.run, _spans_source(spans)
+    passes = _exchanging_passes(analysis)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
-    late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
+    view = analysis.views.distributed if analysis.views is not None else None
+    ended = [row for row in (view.collectives if view is not None else ()) if row.last_rank is not None]
+    longest = max(ended, key=lambda row: (row.synchronizing_ns * row.calls, row.name), default=None)
+    late = longest.last_rank if longest is not None and waiting is not None and waiting >= COLLECTIVES.waiting else None
+    caveat = "Compressed gradients change the numbers; larger buckets take memory."
+    if waiting is None:
+        caveat = "One rank's trace does not tell a transfer from waiting for another rank."
+    elif view is not None and view.missing_ranks:
+        caveat = "Not all ranks were recorded: waiting for one that was not counts as transfer."
     gain = replayed(analysis, name, kinds.COLLECTIVES)
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
     in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
     yield Claim(
         title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
         + (f" ({names[0]})" if names else "")
+        + (f", exchanged in all {passes} backward passes of an update" if passes else "")
         + (f" of {run}" if run else ""),
         step_ms=step_ms,
         cost_ms=share * step_ms,
         ceiling_ms=max(most, gain.share if gain is not None else 0.0) * step_ms,
         levels=(_steps_confidence(found, not on_host), "high" if waiting is not None else "medium"),
-        where=_line(analysis, names[0])[0] or _line(analysis, "")[0] if on_host and names else (),
+        where=distinct(place for one in (*(listed or names[:1]), "") for place in _line(analysis, one)[0])
+        if on_host
+        else (),
         key=Place(run, None) if run else None,
         ranks=tuple(sorted({span.rank for span in spans})),
         evidence=(
@@ -274,8 +290,8 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),
             *(gain.evidence if gain is not None else ()),
         ),
-        fix=exposed_fix(waiting, layers),
-        caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
+        fix=exposed_fix(waiting, layers, passes),
+        caveat=f"{caveat} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
         "batch), the mean step does not get shorter",
     )
@@ -289,40 +305,30 @@ def _waiting(analysis: Analysis, spans: set[SpanRef]) -> float | None:
     return wait / (wait + move) if wait + move > 0 else None
 
 
-def _last_rank(analysis: Analysis, spans: set[SpanRef]) -> int | None:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if view is None or not any(share.span in spans for share in view.workers):
-        return None
-    rows = [row for row in view.collectives if row.last_rank is not None]
-    return max(rows, key=lambda row: (row.synchronizing_ns * row.calls, row.name)).last_rank if rows else None
-
-
-def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
-    """By the part of it that is waiting for other ranks, None where unknown, and SyncBatchNorm layers per step."""
-    text = (
-        "Overlap it with computation (larger or earlier buckets, bucket_cap_mb and gradient_as_bucket_view of "
-        "DistributedDataParallel, prefetching in FSDP), or move less: gradients in half precision "
-        "(bf16_compress_hook), gradient accumulation, fewer and larger messages"
+def _exchanging_passes(analysis: Analysis) -> int | None:
+    """Backward passes of an update, where DistributedDataParallel exchanges gradients in all of several."""
+    operators = analysis.views.operators if analysis.views is not None else ()
+    added, sent = (
+        sum(row.calls for row in operators if row.name == name)
+        for name in ("torch::autograd::AccumulateGrad", "torch.distributed.ddp.reducer::copy_bucket_to_grad")
     )
+    several = (analysis.metrics.accumulation or ()) if analysis.metrics is not None else ()
+    told = max((one.passes for one in several if one.share >= TRAINING.same_passes), default=None)
+    return told if sent and sent >= COLLECTIVES.every_pass * added else None
+
+
+def exposed_fix(waiting: float | None, sync_batch_norms: float, passes: int | None = None) -> str:
+    """By the part of it that is waiting for other ranks (None: unknown), SyncBatchNorm layers, exchanging passes."""
+    text = advice("exposed", "").format("" if passes else ", gradient accumulation")
+    if passes:
+        text = advice("exposed", "every pass").format(passes) + text
     if waiting is None:
-        text += ". Record two ranks or more to see what of it is waiting for a slower rank"
+        text += advice("exposed", "one rank")
     elif waiting >= COLLECTIVES.waiting:
-        text = f"Most of it is waiting for other ranks: give all ranks equal work first. What is left: {text}"
+        text = advice("exposed", "waiting") + text
     if sync_batch_norms > COLLECTIVES.sync_batch_norms:
-        text += (
-            f". {sync_batch_norms:.0f} SyncBatchNorm layers exchange statistics forward and backward, and nothing can "
-            "hide it: keep them only where a rank's batch is too small for statistics of its own"
-        )
+        text += advice("exposed", "norms").format(sync_batch_norms)
     return text
-
-
-def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    view = analysis.views.distributed if analysis.views is not None else None
-    if waiting is None:
-        return "One rank's trace does not tell a transfer from waiting for another rank."
-    if view is not None and view.missing_ranks:
-        return "Not all ranks were recorded: waiting for one that was not counts as transfer."
-    return "Compressed gradients change the numbers; larger buckets take memory."
 
 
 @rule(
@@ -377,10 +383,8 @@ def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("devices", round(devices), "devices"),
             *seen.parts("of it in {}"),
         ),
-        fix="Wrap the model in DistributedDataParallel and start one process for each GPU (torchrun): each keeps "
-        "its model, and only gradients are exchanged, during the backward pass",
-        caveat="The cost leaves out that one Python process launches for all devices in turn, and that the first "
-        "device computes the loss alone. Under DistributedDataParallel the batch size is that of one process.",
+        fix=advice("data_parallel", "fix"),
+        caveat=advice("data_parallel", "caveat"),
         falsified_by="With DistributedDataParallel on the same GPUs and the same total batch the mean step does "
         "not get shorter",
     )

@@ -90,7 +90,8 @@ class Backend(Struct, frozen=True):
         return min(1.0, told_ms / compile_ms) * most_ms / wall_ms
 
     def causes(self, *kinds: str) -> list[CompilerCause]:
-        return causes(self.view, self.facts, *kinds)
+        """Those of its own that are of these kinds, in the view's order."""
+        return [cause for cause in self.view.causes if cause.backend == self.facts.backend and cause.kind in kinds]
 
     def confidence(self, items: Sequence[CompilerCause]) -> str:
         """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
@@ -144,7 +145,8 @@ def backends(view: CompilersView) -> Iterator[Backend]:
     for facts in view.backends:
         rows = [row for row in view.steps if row.backend == facts.backend and row.steps > 0]
         steps = [row for row in rows if (row.wall_ms or 0.0) >= SHORTEST_MS]
-        again = causes(view, facts, "recompile", "limit_hit")
+        own = [cause for cause in view.causes if cause.backend == facts.backend]
+        again = [cause for cause in own if cause.kind in ("recompile", "limit_hit")]
         between = sum(
             max(0.0, cause.total_ms - cause.in_main_steps_ms)
             for cause in again
@@ -155,7 +157,7 @@ def backends(view: CompilersView) -> Iterator[Backend]:
             wall = sum(row.wall_ms or 0.0 for row in steps)
             estimated = any(row.estimated for row in steps)
             source = "rates of the torch_xla report" if estimated else "wall time of all steps"
-            first = causes(view, facts, "compile")
+            first = [cause for cause in own if cause.kind == "compile"]
             once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
             loop_ms = max(wall - once, total_ms(again) - between, SHORTEST_MS) + between
             yield Backend(view, facts, main.steps, main.kind, loop_ms, estimated, source)
@@ -184,11 +186,6 @@ def settle(losses: Iterable[Loss]) -> Iterator[tuple[str, Claim]]:
             evidence=(mean, *loss.claim.evidence),
         )
         yield loss.rule, claim
-
-
-def causes(view: CompilersView, facts: CompilerFacts, *kinds: str) -> list[CompilerCause]:
-    """Causes of a backend of these kinds, in the view's order."""
-    return [cause for cause in view.causes if cause.backend == facts.backend and cause.kind in kinds]
 
 
 def total_ms(items: Iterable[CompilerCause]) -> float:
@@ -239,6 +236,7 @@ def fact(metric: str, value: object, unit: str, source: str) -> Known:
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
 _TRAINING = ".training"  # of a module: evaluation sets it to False
+_OF_PARAMETERS = "force_parameter_static_shapes"  # what torch hints at where a parameter changed
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
@@ -306,10 +304,11 @@ def grows(cause: CompilerCause) -> bool:
 
 def recompile_fix(cause: CompilerCause) -> str:
     """What removes the cause, with the compiler's own hint where there is one."""
-    call = at_place(cause.call)
-    size = _TENSOR_SIZE.match(cause.subject or "")
+    call, subject, of_model = at_place(cause.call), cause.subject or "", _OF_PARAMETERS in (cause.hint or "")
+    size = _TENSOR_SIZE.match(subject)
     arguments = f"({size.group(1)}, {size.group(2)})" if size else ""
-    dynamic = f"torch._dynamo.mark_dynamic{arguments} before the call{call}, or torch.compile(..., dynamic=True)"
+    more = ", and so of every other size that changes" if arguments else ""
+    dynamic = f"torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic{arguments} before the call{call}{more}"
     if unclear(cause) and not cause.text:
         text = "Record the run with torch 2.9 or newer, or TORCH_LOGS=recompiles, which name the cause; then remove it"
     elif cause.cause == "shape" and grows(cause):
@@ -318,11 +317,17 @@ def recompile_fix(cause: CompilerCause) -> str:
             f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled {inside} "
             f"and join it behind the loop; where it must stay, {dynamic}"
         )
-    elif cause.cause == "shape":
+    elif cause.cause == "shape" and not of_model:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
-        name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        key = "grad_mode" if (cause.subject or "").endswith(_TRAINING) else cause.cause
+        name = subject if subject.isidentifier() else "value"
+        special = {
+            "grad_mode": subject.endswith(_TRAINING),
+            "optimizer": ".param_groups[" in subject,
+            f"{cause.cause} of a parameter": of_model,
+            "attribute": cause.cause == "type" and subject.startswith("self."),  # no argument of the call
+        }
+        key = next((key for key, holds in special.items() if holds and key in CAUSE_WORDS), cause.cause)
         template = CAUSE_WORDS.get(key, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
@@ -460,9 +465,9 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
 
 
 def break_losses(backend: Backend) -> Iterator[Loss]:
-    """Breaks that cost more than the floor, each; the others of the steps together."""
+    """Breaks whose compilations, behind them or failed, cost more than the floor; the others together."""
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
-    compiled = backend.causes("compile")
+    compiled = backend.causes("compile", "failure")
     for cause in backend.causes("graph_break"):
         behind = [each for each in compiled if _behind(each, cause)]
         if not cause.step_count or not timed(behind):
@@ -476,8 +481,11 @@ def break_losses(backend: Backend) -> Iterator[Loss]:
 
 
 def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
-    """Whether this is the function that goes on behind the break: its name holds the line."""
+    """Whether this is what failed of the break, or the function that goes on behind it: its name holds the line."""
     resumed, place = _RESUMED.search(compiled.function or ""), broken.place
+    if compiled.kind == "failure":
+        where = compiled.place
+        return place is not None and where is not None and (where.file, where.line) == (place.file, place.line)
     if resumed is None or place is None or int(resumed.group(2)) != place.line:
         return False
     same_file = compiled.definition is None or compiled.definition.file == place.file
@@ -488,10 +496,18 @@ def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
 def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
+    failed = [each for each in behind.values() if each.kind == "failure"]
     reason = CAUSE_WORDS.get(first.cause, _OTHER).reason or clipped(first.text, 60) or "for a reason that was not told"
     if first.cause == "unsupported_call" and first.operator:
         reason = f"the compiler cannot follow {clipped(first.operator, 60)}"
     breaks = f"The graph of {function_name(first.function)} breaks{at(first.place)}"
+    caveat = "compile what follows the break, part of which one whole graph would need too. What the break costs in "
+    caveat += "each step (a smaller graph, a way through Python)"
+    if failed == list(behind.values()):
+        tries = f" {failed[0].count} times" if failed[0].count > 1 else ""
+        breaks = f"Compiling {function_name(failed[0].function)} fails{tries}{at(first.place)}"
+        caveat = "try; what running eagerly costs in each step"
+    goes_on = any(each.count >= COMPILE.same_cause for each in failed)
     if len(pairs) > 1:
         breaks = f"Graphs break at {len(pairs)} lines of the step, {shown(first.place or Place('?', None))} first"
     evidence = []
@@ -499,7 +515,8 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
         where, source = shown(cause.place) if cause.place else "an unknown line", cause.source or TORCH
         evidence.append(fact(f"graph breaks at {where}", cause.count, "", source))
         evidence.append(fact(f"reason at {where}", clipped(cause.text) or None, "", source))
-        evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
+        what_for = "trying to compile it" if compiled[0].kind == "failure" else "compiling what follows"
+        evidence.append(ms(f"{what_for}, {where}", total_ms(compiled), compiled[0].source or TORCH))
     fixes = [
         (CAUSE_WORDS.get(one.cause, _OTHER).break_fix or _BREAK).format(place=at_place(one.place)) + hinted(one)
         for one in broken[:3]
@@ -509,16 +526,15 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
         total_ms(behind.values()),
         broken,
         floor=0.0,
-        late_ms=total_ms(late(behind.values())),
+        compile_ms=total_ms(each for each in failed if each.count > 1),
+        late_ms=total_ms(each for each in late(behind.values()) if each not in failed or each.count == 1),
         key=first.id if len(pairs) == 1 else f"several-{first.id}",
         title=f"{breaks}: {reason}",
-        levels=("low",),
-        worst="warning",
+        levels=("medium" if goes_on else "low",),
+        worst="critical" if goes_on else "warning",
         evidence=evidence,
-        fix="; ".join(dict.fromkeys(fixes)),
-        caveat="The cost is the time to compile what follows the break, part of which one whole graph would need "
-        "too. What the break costs in each step (a smaller graph, a way through Python) was not measured. "
-        f"{AMORTISED}",
+        fix="; ".join(dict.fromkeys(fixes)) + ("; or call it no more once it has failed" if goes_on else ""),
+        caveat=f"The cost is the time to {caveat} was not measured. {'' if goes_on else AMORTISED}".strip(),
         falsified_by="With torch.compile(..., fullgraph=True), which allows no break, the mean step does not get "
         "shorter",
     )

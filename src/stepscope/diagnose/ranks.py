@@ -38,7 +38,7 @@ from stepscope.diagnose.rule import (
 from stepscope.model import Analysis, Finding, Interval, Place, Risk, StepFacts
 from stepscope.model.counted import things
 from stepscope.model.machine import RanksFacts
-from stepscope.model.ranks import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK, Straggler
+from stepscope.model.ranks import MISMATCH, NO_DUMP, STUCK, Straggler
 from stepscope.model.views import WorkerShare
 
 
@@ -55,6 +55,7 @@ class RANKS(Thresholds):
     mostly: float = 0.5  # of the excess in the data wait: an input problem
     steps_for_high: int = 20  # as TraceML asks for to call a difference critical
     lines_shown: int = 3
+    of_all: float = 0.1  # of a rank's time at a line: others that spend as much there do the same work
     line_share: float = 0.1  # of the excess; a phase with less explains nothing
     ranks_shown: int = 4
 
@@ -100,7 +101,10 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
     has_loader = loader is not None and (loader.num_workers is not None or loader.site is not None)
     from_input = has_loader and late.by_phase.get("data_wait", 0.0) >= RANKS.mostly * late.cost_ms
     where = _lines(analysis, late, from_input)
-    title, fix = _words(ranks, late, where, from_input)
+    phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
+    if phase == "before_forward" and not where:
+        return  # a gap that no sample tells of, in which ranks may wait for each other as well
+    title, fix = _words(analysis, ranks, late, phase, where, from_input)
     on_device = accelerator(analysis) is not None
     yield Claim(
         title=title,
@@ -192,7 +196,9 @@ def _lines(analysis: Analysis, late: _Late, from_input: bool) -> tuple[Place, ..
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 
 
-def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input: bool) -> tuple[str, str]:
+def _words(
+    analysis: Analysis, ranks: RanksFacts, late: _Late, phase: str | None, where: tuple[Place, ...], from_input: bool
+) -> tuple[str, str]:
     """(title, fix)."""
     rank, others = late.rank, len(ranks.ranks) - len(late.ranks)
     slow = f"Rank {rank}" + (f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else "")
@@ -200,19 +206,14 @@ def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input:
     amount = f"{late.cost_ms:.1f} ms longer a step than the others{at(*where)}"
     if from_input:
         shorten = f", and shorten the work{at_place(where[0])}" if where else ""
-        return (
-            f"{slow} loads its batches {amount}: {waits} for it",
-            f"Find what makes the input of rank {rank} slower: other files, another format or another storage than on "
-            "the other ranks. Give all ranks equal work to load, or load ahead of the step in worker processes"
-            f"{shorten}",
-        )
-    phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
+        fix = advice("straggler", "input").format(rank=rank, at=shorten)
+        return f"{slow} loads its batches {amount}: {waits} for it", fix
     inside = f", in {_PHASES[phase]}" if phase in _PHASES and not where else ""
-    return (
-        f"{slow} works {amount}{inside}: {waits} for it",
-        f"Take the work that rank {rank} alone does out of the step{at(*where)}: do it every N steps, share it among "
-        "the ranks, or move it to a thread or process beside the training",
-    )
+    view = analysis.sampled.rank_lines if analysis.sampled is not None else None
+    lines = [one.by_rank for one in view.lines if one.place in where[:1]] if view is not None else []
+    of_all = any(_median_of_others(each, rank) >= RANKS.of_all * each.get(rank, 0.0) for each in lines)
+    fix = advice("straggler", "of_all" if of_all or inside else "").format(rank=rank, at=at(*where))
+    return f"{slow} works {amount}{inside}: {waits} for it", fix
 
 
 def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _Late) -> Interval | None:
@@ -373,7 +374,7 @@ def late_ranks(analysis: Analysis) -> Iterator[Claim]:
             caveat=f"The cause is known by {late.cause_source}."
             if late.cause != "unknown"
             else "What it was busy with was not recorded: record stacks and telemetry, and windows on all ranks.",
-            falsified_by=_falsified(late),
+            falsified_by=advice("late_falsified", late.kind).format(advice("late_by", late.cause)),
         )
 
 
@@ -390,44 +391,16 @@ def _who(late: Straggler) -> str:
     return f"Rank{'s' if len(late.ranks) > 1 else ''} {ranks}{more}{host}"
 
 
-_DOES = {
-    "data": "waits for its data",
-    "python": "works in Python",
-    "gc": "collects garbage",
-    "compute": "computes",
-    "clock": "computes at a lower clock",
-    "memory": "waits for memory",
-    "other_processes": "shares its cores or device with other processes and works",
-    "sequence_length": "gets longer sequences and computes",
-    "stage": "computes",
-    "link": "transfers",
-    "unknown": "works",
-}
-_CAUSE = {
-    "data": "waiting for data",
-    "python": "work in Python",
-    "gc": "Python's garbage collections",
-    "compute": "slower computing",
-    "clock": "lower clocks",
-    "memory": "waiting for memory",
-    "other_processes": "other processes",
-    "checkpoint": "a checkpoint",
-    "sequence_length": "longer sequences",
-    "stage": "a heavier stage",
-    "link": "slower transfers",
-    "unknown": "an unknown cause",
-}
-
-
 def _title(late: Straggler) -> str:
     amount, line = f"{late.cost_ms:,.1f} ms a step", at(late.place)
+    by = advice("late_by", late.cause)
     if late.kind == "rotating":
-        return f"Another rank is late in each step, by {_CAUSE[late.cause]}{line}: all wait {amount}"
+        return f"Another rank is late in each step, by {by}{line}: all wait {amount}"
     if late.kind == "global":
-        return f"All ranks are slow together in some steps, by {_CAUSE[late.cause]}{line}: {amount} in the mean"
+        return f"All ranks are slow together in some steps, by {by}{line}: {amount} in the mean"
     if late.kind == "stage":
         return f"{_who(late)} has more work than the others{line}: they wait {amount} for it"
-    does = _DOES.get(late.cause, _DOES["unknown"])
+    does = advice("late_does", late.cause)
     if len(late.ranks) > 1 and late.kind == "rank":
         does = " ".join(_PLURAL.get(word, word) for word in does.split(" "))
     return f"{_who(late)} {does} {late.excess_ms:,.1f} ms longer a step than its peers{line}: all wait {amount} for it"
@@ -439,16 +412,6 @@ _PLURAL = {
 }  # fmt: skip
 
 
-def _falsified(late: Straggler) -> str:
-    if late.kind == "stage":
-        return "With layers moved from that stage to the others, the mean step does not get shorter"
-    if late.kind in ("rotating", "global"):
-        return f"Without {_CAUSE[late.cause]}, the mean step does not get shorter"
-    if late.kind in ("host", "link"):
-        return "With another host in its place, the mean step does not get shorter"
-    return "With that work left out, or the rank on another device, the mean step does not get shorter"
-
-
 LEARN_RECORDER = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
 NAMED = 4  # ranks in a title
 HANG = Need(
@@ -456,14 +419,6 @@ HANG = Need(
     lambda a: a.hang if a.hang is not None and a.hang.causes else None,
     quiet=True,
 )
-_HEADS = {
-    MISSING: "{who} did not come to a call that others wait in",
-    MISMATCH: "{who} made another call than the others",
-    CROSSED: "Groups are entered in different orders and wait for each other",
-    NO_DUMP: "Ranks wait for others of which there is no dump",
-    ENDED: "{who} ended while others wait",
-    STUCK: "A call that all ranks made alike had not ended",
-}
 
 
 @risk_rule("communication.hang", HANG)
@@ -477,7 +432,7 @@ def hang(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
         names = ", ".join(map(str, cause.ranks[:NAMED])) + (" …" if len(cause.ranks) > NAMED else "")
         sure = "low" if cause.kind in (STUCK, NO_DUMP) or cause.call is None else "high"
         doubts = ("medium",) if verdict.disagreements or (verdict.absent and cause.kind != MISMATCH) else ()
-        head = _HEADS[cause.kind].format(who=f"Rank{'s' if len(cause.ranks) > 1 else ''} {names}")
+        head = advice("hang_head", cause.kind).format(who=f"Rank{'s' if len(cause.ranks) > 1 else ''} {names}")
         waiting = call.waiting if call is not None else None
         yield hang.risk(
             f"{cause.kind} {cause.call} {names}",

@@ -74,7 +74,8 @@ class FakeAgent:
         self.memory_question: str | None = None
         self.training_thread: int | None = None
         self.step: int | None = 0
-        self.steps = SimpleNamespace(current_step=lambda: self.step)
+        self.updates_compiled: list[int] = []
+        self.steps = SimpleNamespace(current_step=lambda: self.step, optimizer_compiled=self.updates_compiled.append)
         self.written: list[dict[str, Any]] = []
         self.journal = SimpleNamespace(write=self._write)
         self.last_compile_step: int | None = None

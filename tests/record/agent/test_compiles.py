@@ -182,6 +182,15 @@ def test_an_entry_of_another_shape_gives_nulls(monkeypatch: pytest.MonkeyPatch) 
     assert {event[name] for name in unknown} == {None}
 
 
+def test_a_compiled_update_is_told_to_the_cutter_before_the_next_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo, agent, _ = watched(monkeypatch)
+    dynamo.compile_frame("0/0", "wrapper", co_filename="/lib/torch/optim/optimizer.py")
+    dynamo.compile_frame("1/0", "step", co_filename="/lib/torch/optim/adam.py")
+    assert len(agent.updates_compiled) == 1
+    agent.boundary()
+    assert len(agent.updates_compiled) == 1
+
+
 def test_texts_are_bounded_and_secrets_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     event = written(
         monkeypatch,

@@ -254,6 +254,12 @@ gradients that are added up are one update by hand [no optimizer]
 two lines that take turns are one step by hand [no optimizer]
     first7 wait:5 first8 wait:5 4( derive7 wait:5 derive8 wait:5 )
     -> T125=-+40+80+0+5 0x-, 4*T130=-+40+80+0+10 0x-
+updates that are compiled, and so not heard, are cut by the line of the backward pass
+    first7 upd_compiled 3( derive7 added7 wait:5 )
+    -> T180=-+60+120+0+0 0x-, 2*T125=-+40+80+0+5 0x-
+an update that is heard counts again
+    first7 upd_compiled derive7 4( pass update )
+    -> T185=-+60+120+5+0 0x-, 2*T66=-+-+40+5+21 0x-, T66=1+20+40+5+0 0x-
 an evaluation between steps without a loader is no forward
     6( eval:30 pass update )
     -> T65=-+20+40+5+0 0x-, T96=-+-+40+5+51 0x-, 4*T96=-+20+40+5+31 0x-
@@ -311,6 +317,7 @@ WORDS: dict[str, tuple[Callable[[Loop, int, float], object], int, float]] = {
     "first": (derive(None), 7, 0),
     "derive": (derive(True), 7, 0),
     "added": (derive(False), 7, 0),
+    "upd_compiled": (lambda loop, *_: loop.cutter.optimizer_compiled(loop.now), 0, 0),
     "eval_begin": (lambda loop, *_: loop.cutter.evaluation_start(loop.now), 0, 0),
     "eval_end": (lambda loop, *_: loop.cutter.evaluation_end(loop.now), 0, 0),
     "handed": (lambda loop, *_: loop.cutter.handed_over(loop.now), 0, 0),

@@ -31,6 +31,7 @@ EVENTS: list[Callable[[Loop, int], object]] = [
     lambda loop, _: loop.cutter.backward_end(loop.now),
     lambda loop, _: loop.backward(),
     lambda loop, _: loop.cutter.optimizer_created(),
+    lambda loop, _: loop.cutter.optimizer_compiled(loop.now),
     lambda loop, i: loop.cutter.optimizer_start(i, loop.now),
     lambda loop, i: loop.cutter.optimizer_end(i, loop.now),
     lambda loop, i: loop.step(i),

@@ -6,6 +6,8 @@ evaluates, or one that trains nothing, does between the last batch and the next 
 that start are no part. Batches that are cut from tensors leave it in the training step that it follows, which is then
 far longer than others; there samples tell its part, and need a line that speaks of evaluation.
 
+Where some ranks alone evaluate, the others wait for them: theirs are the steps that count.
+
 A line of the user's counts when a model is called below it, and no backward pass or optimizer. It is mostly sampled
 while there is evaluation. Where it stands under `torch.no_grad()` and its like, or calls what does, it counts also
 where evaluations of a loader's batches are too short for the sampler's clock.
@@ -53,28 +55,34 @@ def evaluation(context: Context) -> EvaluationFacts | None:
     frame = frame.filter(pl.col("start_ns").is_between(starts.min().over("process"), starts.max().over("process")))
     apart = bool((frame["kind"] == "eval").any())
     frame = frame.with_columns(inside=~trains if apart else wall > FAR_LONGER * walls.quantile(0.25).over("process"))
-    if not apart:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
+    if apart:
+        frame = frame.filter(pl.col("inside").any().over("process"))
+    else:  # among them evaluation takes most of the time, and what else makes steps longer is short beside it
         heavy = wall.filter("inside")
         frame = frame.with_columns(inside=pl.col("inside") & (2 * wall > (heavy * heavy / heavy.sum()).sum()))
-    inside, steps = frame.filter("inside"), frame.filter(trains).height
+    inside = frame.filter("inside")
     beside_ns = _beside_batches(context, frame) if apart else 0
     after = _after(context, frame) if apart else frame.clear()
     taken_ns, whole_ns = (int(rows["wall_ns"].sum()) + beside_ns for rows in (inside, frame))
     if not inside.height or taken_ns + (0 if beside_ns else int(after["wall_ns"].sum())) < LEAST * whole_ns:
         return None
-    lines, samples, after_ns = _lines(context, frame, after, apart=apart)
+    lines = _lines(context, frame, after, apart=apart)
+    places, part, samples, after_ns, processes = lines or ((), 0.0, 0, 0, [])
+    if not apart:
+        frame = frame.filter(pl.col("process").is_in(processes))
+        inside = frame.filter("inside")
+        taken_ns, whole_ns = (int(rows["wall_ns"].sum()) for rows in (inside, frame))
     if not beside_ns:
         taken_ns, whole_ns = taken_ns + after_ns, whole_ns + after_ns
-    if taken_ns < LEAST * whole_ns:
+    if taken_ns < LEAST * whole_ns or not (apart or places):
         return None
-    if not apart and not lines:
-        return None
+    steps = frame.filter(trains).height
     # of a step that ends in evaluation only the part that its lines were seen for
-    lost_ns = taken_ns * (1.0 if apart else sum(lines.values()))
+    lost_ns = taken_ns * (1.0 if apart else part)
     begins = pl.col("inside") & ~pl.col("inside").shift(1, fill_value=False).over("process")
     times = int(frame.select(begins.sum()).item())
     return EvaluationFacts(
-        places=tuple(Place(place.file, place.line, place.function, share) for place, share in lines.items()),
+        places=places,
         times=times,
         steps=inside.height if apart else None,
         each_ms=lost_ns / times / 1e6,
@@ -115,19 +123,23 @@ def _after(context: Context, frame: pl.DataFrame) -> pl.DataFrame:
 
 def _lines(
     context: Context, frame: pl.DataFrame, after: pl.DataFrame, *, apart: bool
-) -> tuple[dict[Place, float], int, int]:
-    """The lines with their share of the sampled time of evaluation, most first, the samples that are theirs, and their
-    time in `after`. First comes the line besides the model that takes most, where most of it is no call of the model.
+) -> tuple[tuple[Place, ...], float, int, int, list[str]] | None:
+    """The lines with their share of the sampled time of evaluation, most first, their share without those inside one
+    another, their samples, time in `after` and processes. First comes the line besides the model that takes most, where
+    most of it is no call of the model.
     """
     samples, stretches = context.sampled, context.tables.stretches
     main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     stretches = stretches.filter(main)
     if samples is None or stretches.is_empty():
-        return {}, 0, 0
+        return None
     users = UserPaths(samples.calls, samples.code)
     updates = users.marked(lambda frame: phase_mark(frame) in (BACKWARD, OPTIMIZER))
     home, evaluates, quiet = _homes(context, users, updates, meant=not apart)
-    nodes = rows_of(stretches["node"])
+    if not apart:
+        seen = stretches.filter(pl.Series(at(evaluates & quiet, rows_of(stretches["node"]), False)))
+        stretches = stretches.filter(pl.col("process").is_in(seen["process"].unique().implode()))
+    nodes, processes = rows_of(stretches["node"]), stretches["process"].unique().to_list()
     among = (frame.filter("inside"), frame.filter(~pl.col("inside")), after)
     times = [overlaps_of(stretches, steps) for steps in among]
     in_ns, out_ns, after_ns = (np.bincount(time["stretch"], time["ns"], minlength=stretches.height) for time in times)
@@ -135,7 +147,7 @@ def _lines(
     later_ns[at(users.tree.innermost(users.marked(_is_no_evaluation)), nodes, NONE) >= 0] = 0
     whole, gap_ns = float(in_ns.sum()), sample_gap_ns(context.tables)
     if (in_ns + out_ns)[at(users.tree.innermost(updates), nodes, NONE) >= 0].sum() < MIN_UPDATES * gap_ns:
-        return {}, 0, 0  # nobody can tell the lines that train
+        return None  # nobody can tell the lines that train
     rows = pl.DataFrame(
         {
             "line": at(users.line, at(home, nodes, NONE), NONE),
@@ -155,7 +167,8 @@ def _lines(
     enough = (seen_ns if apart else pl.col("in_ns")) >= MIN_SAMPLES * gap_ns
     meant = (pl.col("quiet") | mostly) if apart else (pl.col("quiet") & mostly)
     lines = lines.filter(pl.col("line") >= 0)
-    ours = lines.filter(pl.col("evaluates") & meant & enough)
+    quietly = pl.lit(apart) & pl.col("quiet") & mostly  # the model itself may be too fast to be sampled
+    ours = lines.filter((pl.col("evaluates") | quietly) & meant & enough)
     # what the training code does with the results, at a line of its own
     later = pl.col("after_ns") >= pl.max_horizontal(MIN_SAMPLES * gap_ns, MOSTLY * (seen_ns + pl.col("after_ns")))
     lines = pl.concat([ours, lines.filter(~pl.col("evaluates") & later)]) if apart else ours
@@ -171,8 +184,9 @@ def _lines(
         line, ns = inner.tail(1).row(0)
         place = users.place(line)
         found = {place: found.get(place, ns), **found} if place is not None else found
-    shares = {place: ns / (whole + more_ns) for place, ns in found.items()}
-    return shares, round(own_ns / gap_ns), round(more_ns)
+    whole += more_ns
+    places = tuple(Place(place.file, place.line, place.function, ns / whole) for place, ns in found.items())
+    return places, own_ns / whole if whole else 0.0, round(own_ns / gap_ns), round(more_ns), processes
 
 
 def _is_no_evaluation(frame: Frame) -> bool:
@@ -199,7 +213,7 @@ def _homes(context: Context, users: UserPaths, updates: Bools, *, meant: bool) -
     # the function that calls for evaluation trains: of it only what stands in a `with`
     blocks, anything = (tree.innermost((model < 0) & (tree.by_node(quiet) >= least)) for least in (_BLOCK, _FUNCTION))
     calls = (home >= 0) & (home < model)  # a line of the model's own is training's as well
-    return home, calls, calls & ((blocks >= home) | (anything > home))
+    return home, calls, (home >= 0) & ((blocks >= home) | (anything > home))
 
 
 def _quiet_lines(context: Context, file: str, *, meant: bool) -> dict[int, int]:

@@ -128,7 +128,8 @@ def exchange_phases(context: Context, sites: Sequence[Site]) -> tuple[tuple[str,
     """The phases in which ranks wait for each other, and how that is known; None where nothing tells it.
 
     By samples these are phases with a notable part of the loop's samples in torch.distributed; not the data wait: what
-    a loader does there is its rank's own affair.
+    a loader does there is its rank's own affair. To samples
+    what a script without a loader does before the forward pass is "other".
     """
     found = set()
     if context.sampled is not None:
@@ -138,6 +139,7 @@ def exchange_phases(context: Context, sites: Sequence[Site]) -> tuple[tuple[str,
         within = rows.filter(pl.Series(distributed[leaf])).group_by("phase").agg(pl.col("samples").sum())
         least = MIN_PHASE * max(int(rows["samples"].sum()), 1)
         found = {str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= least}
+        found |= {"before_forward"} if "other" in found else set()
     source = "sampled stacks inside torch.distributed"
     if any(site.what == "DistributedDataParallel" for site in sites):
         source = f"DistributedDataParallel, and {source}" if found else "DistributedDataParallel"

@@ -350,6 +350,7 @@ def _after_settling(name: str) -> Callable[..., Any]:
 # Everything else is in order only when nothing waits. `interrupt` calls `finish`.
 for _name in (
     *("closure_start", "closure_end", "fetch_stop", "loader_created", "loader_length", "iterator_dead", "window"),
-    *("evaluation_start", "evaluation_end", "optimizer_created", "optimizer_skipped", "mark", "finish"),
+    *("evaluation_start", "evaluation_end", "optimizer_created", "optimizer_compiled", "optimizer_skipped", "mark"),
+    "finish",
 ):
     setattr(QueuedCutter, _name, _after_settling(_name))

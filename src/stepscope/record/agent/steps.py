@@ -316,6 +316,10 @@ class StepCutter:
             self._made_ns, self._called_ns = now, None
             self.ask_use()
 
+    def optimizer_compiled(self, _now: int) -> None:
+        """Dynamo has compiled the `step` of an optimizer, hooks left out: unless another tells, backward has to do."""
+        self.optimizers_exist = False
+
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
         """`step` of an optimizer begins (nested calls are welcome)."""
         if self._resting is not None or not self._segments or self._put_off is not None:

@@ -57,6 +57,8 @@ _FIELDS: dict[str, tuple[str, type]] = {
     "runtime": ("is_runtime", bool),
 }
 
+HOOKED_STEP = "torch/optim/optimizer.py"  # the wrapper that calls the hooks of an optimizer's step
+
 Places = List[Place]  # of user frames, the innermost first
 
 
@@ -246,6 +248,8 @@ class CompilesProbe(Probe):
             call = self._calls.pop(key, call) if isinstance(key, str) else call
         graph, source = _graph_name(entry.compile_id), "CompilationMetrics, " + _torch_name()
         fields = {name: _value(entry, *known) for name, known in _FIELDS.items()}
+        if (fields["def_file"] or "").endswith(HOOKED_STEP):
+            self._agent.steps.optimizer_compiled(self._agent.clock.now())
         config = sys.modules.get("torch._dynamo.config")
         limit = getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None))
         restarts = getattr(entry, "restart_reasons", None)
