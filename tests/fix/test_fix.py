@@ -267,6 +267,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "from my import x\nimport torch\ntorch.backends.cudnn.benchmark = True\n",
         {"knobs": (("cudnn.benchmark", "true"),)},
     ),
+    "threads behind what holds for torch's import": (
+        "import os\n\nos.environ['A'] = '1'\nimport torch\nfrom my import x\n\nx()  # here\nimport later\n",
+        "from my import x\n",
+        "from my import x\ntorch.set_num_threads(2)\n",
+        {"knobs": (("torch.num_threads", "2"),)},
+    ),
     "precision": (
         "import torch\n# here\n",
         "import torch\n",
@@ -309,6 +315,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "for step_number, (batch, _) in enumerate(loader):",
         {"rule": "io.blocking_in_step", "fix": "Save less often"},
     ),
+    "a count that is given another value": (
+        loop("n += 1\n        if n == 4:\n            n = 0\n        save(model)  # here", before="n = 0"),
+        "        save(model)  # here",
+        "        if step_number % 50 == 0:\n            save(model)  # here",
+        {"rule": "io.blocking_in_step", "fix": "Save less often"},
+    ),
     "an interval": (
         loop("if step % 3 == 0:\n            save(model)  # here", target="step", over="range(9)"),
         "step % 3",
@@ -337,6 +349,13 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         loop("pass  # here"),
         "lr=0.1)\n",
         "lr=0.1)\n    model.compile()\n",
+        {"knobs": (("compile", "true"),)},
+    ),
+    "compile where an optimizer is returned": (
+        "import torch\n\ndef make(net):\n    return torch.optim.SGD(net.parameters())\n\n"
+        "while True:\n    net(x).backward()\n    opt.step()  # here\n",
+        "    return torch",
+        "    net.compile()\n    return torch",
         {"knobs": (("compile", "true"),)},
     ),
     "a fused optimizer": (
@@ -391,7 +410,8 @@ def test_other_changes(name: str, here: Path) -> None:
     fix = case.fix(**about)
     assert fix.reason == ""
     made = fix.changes[0].new.decode()
-    if name == "a loop without a count":
+    if "count" in name and name != "a counted loop":
+        assert "for step_number, " in made
         assert "        if step_number % 50 == 0:\n            save(model)  # here" in made
         assert new in made
     else:
@@ -423,6 +443,14 @@ UNDECIDED = {
     "no loop": ("save(model)  # here\n", "holds no loop that trains"),
     "two ways": ("def f():\n    save()  # here\n\n" + loop("f()\n        f()"), "from several places"),
     "no count": (loop("save(model)  # here").replace("for batch in loader", "while True"), "counts no steps"),
+    "an interval that trains": (
+        loop("if (n + 1) % 4 == 0:\n            o.step()\n            save()  # here", target="n", over="range(9)"),
+        "`if (n + 1) % 4 == 0` holds more than this work",
+    ),
+    "the best of all": (
+        loop("if loss < best:\n            best = loss\n            save(model)  # here", before="best = 9"),
+        "`if loss < best` (line 12) decides by what a step gave",
+    ),
     "an option": (
         loop("if step % args.every == 0:\n            save(model)  # here", target="step", over="range(9)"),
         "`args.every`",
@@ -441,6 +469,14 @@ def test_a_person_decides_what_a_rule_cannot(here: Path) -> None:
     assert "--every N" in case.fix("host.python_on_critical_path").reason
     assert "operators on whole tensors" in case.fix("host.per_item_loop").reason
     assert "start the command with" in case.fix("memory.page_faults", (("host.allocator", "keep"),)).reason
+
+
+def test_what_would_meet_another_kind_of_value_is_left_to_a_person(here: Path) -> None:
+    """Gradients that are None, and bfloat16, which NumPy does not know."""
+    source = loop("optimizer.zero_grad(set_to_none=False)  # here\n        seen(p.grad, loss.numpy())")
+    case = Case(here, source)
+    assert "reads .grad, which may be None" in case.fix(knobs=(("zero_grad.set_to_none", "true"),)).reason
+    assert "to NumPy, which knows no bf16" in case.fix(knobs=(("amp.dtype", "bf16"),)).reason
 
 
 def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:

@@ -298,6 +298,9 @@ class Recipe(Struct):
                     seen += 1
                     if call.args:
                         changed |= tree.set_argument(call, "set_to_none", "True")
+            read = next((node for node in tree.all(cst.Attribute) if node.attr.value == "grad"), None)
+            if read is not None:
+                raise NotMechanical(f"{tree.name}:{tree.line(read)} reads .grad, which may be None then: decide there")
         if not seen:
             raise NotMechanical("no zero_grad is in your files: gradients are set to zero by a call of your own")
         return changed
@@ -351,7 +354,9 @@ class Recipe(Struct):
         steps = self.every or loops.interval(self.finding.share)
         tree = self.open(place.file)
         changed = loops.every(tree, place.line, steps)
-        self.notes.append(f"done every {steps} steps only; --every N chooses another interval")
+        self.notes.append(
+            f"done every {steps} steps only, so perhaps not behind the last one; --every N chooses another interval"
+        )
         return changed
 
     def _non_blocking(self, *, optional: bool = False) -> bool:
@@ -469,13 +474,16 @@ def _is_loader_class(tree: Tree, call: cst.Call) -> bool:
 
 
 def _imports(tree: Tree) -> list[Any]:
-    """The imports that a file begins with."""
+    """The imports at the head of a file, to the end of those among which torch is first: what stands between imports,
+    such as a variable of the environment, is often there to hold before the next of them."""
     found: list[Any] = []
+    seen = False
     for line in tree.module.body:
         small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
         if isinstance(small, cst.Import | cst.ImportFrom):
             found.append(line)
-        elif not (isinstance(small, cst.Expr) and isinstance(small.value, cst.SimpleString)):
+            seen = seen or re.match(r"\s*(import|from)\s+torch\b", tree.code(small)) is not None
+        elif seen or isinstance(line, cst.FunctionDef | cst.ClassDef | cst.For | cst.While | cst.With):
             break
     return found
 
