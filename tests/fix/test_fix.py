@@ -472,7 +472,10 @@ def test_a_person_decides_what_a_rule_cannot(here: Path) -> None:
 
 
 def test_what_would_meet_another_kind_of_value_is_left_to_a_person(here: Path) -> None:
-    """Gradients that are None, and bfloat16, which NumPy does not know."""
+    """Gradients that are None, bfloat16, which NumPy does not know, and float32 where something else stays float64."""
+    for more, reason in (("y = y.double()", "at 2 places"), ("y = numpy.ones(3)", "arrays of NumPy")):
+        case = Case(here, f"import numpy\nnet = net.double()  # here\n{more}\n")
+        assert reason in case.fix("compute.double_precision").reason
     source = loop("optimizer.zero_grad(set_to_none=False)  # here\n        seen(p.grad, loss.numpy())")
     case = Case(here, source)
     assert "reads .grad, which may be None" in case.fix(knobs=(("zero_grad.set_to_none", "true"),)).reason

@@ -195,7 +195,8 @@ def experiment(
     Stop it with Ctrl-C or kill it: the same command line goes on where it was. What came of it is in the folder that is
     printed (experiment.json, report.html, runs/), and every run there is one that `stepscope compare` reads.
 
-    The exit status is 0 when it came to its end or that of its budget, whatever it found; 130 after Ctrl-C.
+    The exit status is 0 when it came to its end or that of its budget, whatever it found; 3 where the command cannot be
+    measured again and again; 130 after Ctrl-C.
     """
     from stepscope.comparison.thresholds import Limits
     from stepscope.experiment.engine import Engine
@@ -244,6 +245,8 @@ def experiment(
             _show(request, conclusion.experiment, folder, files, prices, quiet=quiet)
         if conclusion.signal is not None and not quiet:
             say("stopped; the same command line goes on from here")
+    if conclusion.trouble is not None:
+        raise UnreadableInputError(conclusion.trouble)
     raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
 
 

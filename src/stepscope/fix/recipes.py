@@ -372,9 +372,10 @@ class Recipe(Struct):
         return changed
 
     def _float32(self) -> bool:
+        """Of all float64 that is written the whole or nothing: operators take no two types."""
         doubles = {"torch.float64": "float32", "torch.double": "float", "numpy.float64": "float32"}
-        lines = {(place.file, place.line) for place in self.finding.where}
-        trees = [self.open(file) for file in dict.fromkeys(file for file, _ in lines)]
+        lines = [(self.open(place.file), place.line) for place in self.finding.where]
+        trees = dict.fromkeys([*(tree for tree, _ in lines), *self._trees(b"float64"), *self._trees(b"double")])
         found = [
             (tree, node, new)
             for tree in trees
@@ -388,16 +389,15 @@ class Recipe(Struct):
             for call in tree.all(cst.Call)
             if isinstance(call.func, cst.Attribute) and call.func.attr.value == "double" and not call.args
         ]
-        named = [(tree, node, new) for tree, node, new in found if any(tree.line(node) == line for _, line in lines)]
-        if not named and len(found) == 1:
-            named = found
-        if not named:
-            if not found and any(self.sources.open(file).changed for file, _ in lines):
-                return False
-            raise NotMechanical(
-                f"float64 is written at {len(found)} places of the files that are named; {self.decide()}"
-            )
-        for tree, node, new in named:
+        if not found and any(self.sources.open(place.file).changed for place in self.finding.where):
+            return False
+        if len(found) != 1 and not (found and all((tree, tree.line(node)) in lines for tree, node, _ in found)):
+            raise NotMechanical(f"float64 is written at {len(found)} places of your files; {self.decide()}")
+        for tree, node, new in found:
+            if "numpy.float64" not in tree.names(node) and re.search(r"\bnumpy\b", tree.module.code):
+                raise NotMechanical(
+                    f"arrays of NumPy in {tree.name} are float64 unless told otherwise; {self.decide()}"
+                )
             tree.change(node, methodcaller("with_changes", attr=cst.Name(new)))
         return True
 
