@@ -63,6 +63,7 @@ class Case:
         every: int | None = None,
         device: str = "cpu",
         share: float = 0.5,
+        steps: int = 10_000,
     ) -> Fix:
         place = Place(str(self.path), self.line, "main")
         finding = Finding(
@@ -86,6 +87,7 @@ class Case:
             settings=Settings(framework, place, loaders=True) if framework else None,
             loader=None,
             devices=(device,),
+            steps=(SimpleNamespace(kind="train", count=steps, mean_ms=1.0, series=((steps - 1, 1.0),)),),
         )
         tables = SimpleNamespace(run=SimpleNamespace(source_hashes=self.hashes))
         run: Any = SimpleNamespace(analysis=analysis, tables=tables)
@@ -490,6 +492,9 @@ def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:
 def test_rarer_the_more_it_costs(here: Path) -> None:
     made = Case(here, loop(HERE)).fix("host.logging", fix="log every N steps only", share=0.9).changes[0].new
     assert b"% 500 == 0" in made
+    about: dict[str, Any] = {"rule": "host.logging", "fix": "log every N steps only", "share": 0.9}
+    assert b"% 100 == 0" in Case(here, loop(HERE)).fix(**about, steps=300).changes[0].new
+    assert "has 60 steps only" in Case(here, loop(HERE)).fix(**about, steps=60).reason
 
 
 @pytest.mark.parametrize(

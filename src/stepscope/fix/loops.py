@@ -21,10 +21,14 @@ _LEAVES = (cst.Return, cst.Break, cst.Continue, cst.Yield, cst.Await, cst.Raise,
 _Loop = cst.For | cst.While
 
 
-def interval(share: float) -> int:
-    """Every how many steps work that takes this share of each has to be made so that it costs next to nothing."""
+def interval(share: float, run: int) -> int:
+    """Every how many steps work that takes this share of each has to be made so that it costs next to nothing, and is
+    yet done more than once in a run of so many steps."""
     left = share / max(1e-6, 1.0 - share)
-    return next((steps for steps in INTERVALS if left / steps <= KEPT_SHARE), INTERVALS[-1])
+    told = [steps for steps in INTERVALS if 2 * steps <= run]
+    if not told:
+        raise NotMechanical(f"the run has {run} steps only; say every how many of them this is to be done: --every N")
+    return next((steps for steps in told if left / steps <= KEPT_SHARE), told[-1])
 
 
 def training_loops(tree: Tree) -> list[Any]:

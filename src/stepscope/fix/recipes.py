@@ -17,6 +17,7 @@ import libcst as cst
 from msgspec import Struct
 
 from stepscope.diagnose.in_script import LOADER, edit_of
+from stepscope.diagnose.rule import train_steps
 from stepscope.fix import loops
 from stepscope.fix.edits import Held, Tree
 from stepscope.fix.sources import NotMechanical, Source, Sources
@@ -351,7 +352,9 @@ class Recipe(Struct):
 
     def _rarer(self) -> bool:
         place = self._place()
-        steps = self.every or loops.interval(self.finding.share)
+        train = train_steps(self.analysis)
+        run = train.series[-1][0] + 1 if train is not None and train.series else loops.INTERVALS[-1] * 2
+        steps = self.every or loops.interval(self.finding.share, run)
         tree = self.open(place.file)
         changed = loops.every(tree, place.line, steps)
         self.notes.append(
