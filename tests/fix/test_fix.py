@@ -438,6 +438,13 @@ UNDECIDED = {
         "def update(x):\n    model(x).backward()\n    save(x)  # here\n\nfor x in loader:\n    update(x)\n",
         "in `update`, which trains",
     ),
+    "averaged": (
+        loop(
+            "for k, v in model.state_dict().items():  # here\n            ema[k] = 0.9 * ema[k] + v", before="ema = {}"
+        ),
+        "adds up over all steps",
+    ),
+    "averaged in place": (loop("ema[0].lerp_(w, 0.1)  # here", before="ema = [w]"), "adds up over all steps"),
     "summed up": (loop("total += measure(model)  # here", before="total = 0"), "adds up over all steps"),
     "used": (loop("kept = copy(model)  # here\n        use(kept)"), "`kept`"),
     "the update": (loop("pass").replace("optimizer.step()", "optimizer.step()  # here"), "it has to run in every step"),
@@ -482,6 +489,11 @@ def test_what_would_meet_another_kind_of_value_is_left_to_a_person(here: Path) -
     case = Case(here, source)
     assert "reads .grad, which may be None" in case.fix(knobs=(("zero_grad.set_to_none", "true"),)).reason
     assert "to NumPy, which knows no bf16" in case.fix(knobs=(("amp.dtype", "bf16"),)).reason
+
+
+def test_that_a_list_gets_shorter_is_said(here: Path) -> None:
+    fix = Case(here, loop("seen.append(f(x))  # here", before="seen = []")).fix("host.logging", fix="log every N steps")
+    assert "`seen` then gets fewer entries" in fix.notes
 
 
 def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:

@@ -62,6 +62,9 @@ def every(tree: Tree, line: int | None, steps: int) -> bool:
     """Have what a line does in each step be done every so many; False where it is done as rarely already."""
     target, loop = _in_loop(tree, line)
     _check(tree, target, loop)
+    for call in tree.all(cst.Call, target):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append":
+            tree.notes.append(f"`{tree.code(call.func.value)}` then gets fewer entries")
     own = _divisor(target.test) if isinstance(target, cst.If) and target.orelse is None else None
     held, divisor = (target, own) if own is not None else _interval(tree, target, loop)
     if divisor is not None:
@@ -126,7 +129,7 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
         raise NotMechanical(f"{where} trains: it has to run in every step")
     if any(isinstance(node, _LEAVES) for node in tree.all(cst.CSTNode, target)):
         raise NotMechanical(f"{where} decides what runs next")
-    if any(tree.all(cst.AugAssign, target)):
+    if _goes_on(tree, target):
         raise NotMechanical(f"{where} adds up over all steps: decide whether a part of them will do")
     around = [one for one in takewhile(lambda one: one is not loop, tree.above(target)) if isinstance(one, cst.If)]
     made = {tree.code(one).strip() for one in _given(tree, loop)}
@@ -143,6 +146,20 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
         before = any(tree.line(node) < tree.line(loop) for node in others)
         if others and not before:
             raise NotMechanical(f"`{name}` of {where} is used in every step: decide where it may be older")
+
+
+def _goes_on(tree: Tree, target: Any) -> bool:
+    """Whether a statement makes a value of the one before: a sum, a moving average."""
+    calls = (call.func.attr.value for call in tree.all(cst.Call, target) if isinstance(call.func, cst.Attribute))
+    return (
+        any(tree.all(cst.AugAssign, target))
+        or any(name in ("add_", "mul_", "lerp_") for name in calls)
+        or any(
+            tree.code(one.target).strip() in map(tree.code, tree.all(cst.BaseExpression, node.value))
+            for node in tree.all(cst.Assign, target)
+            for one in node.targets
+        )
+    )
 
 
 def _trains(tree: Tree, call: cst.Call) -> bool:
