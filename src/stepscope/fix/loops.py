@@ -65,8 +65,7 @@ def every(tree: Tree, line: int | None, steps: int) -> bool:
     for call in tree.all(cst.Call, target):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append":
             tree.notes.append(f"`{tree.code(call.func.value)}` then gets fewer entries")
-    own = _divisor(target.test) if isinstance(target, cst.If) and target.orelse is None else None
-    held, divisor = (target, own) if own is not None else _interval(tree, target, loop)
+    held, divisor = _interval(tree, target, loop)
     if divisor is not None:
         blocks = [one for one in tree.above(target) if isinstance(one, cst.IndentedBlock) and held in tree.above(one)]
         if held.orelse is not None or any(len(block.body) > 1 for block in blocks):
@@ -87,8 +86,8 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
         raise NotMechanical(
             f"{tree.name} holds no loop that trains: make the work at line {line} rarer where it is called"
         )
-    found = [node for node in tree.on(cst.BaseStatement, line) if tree.line(node) == line or not _compound(node)]
-    found += tree.on(cst.SimpleStatementLine, line)
+    found = tree.on(cst.BaseStatement, line)
+    found = [node for node in found if tree.line(node) == line or isinstance(node, cst.SimpleStatementLine)]
     if not found:
         raise NotMechanical(f"no statement is on line {line} of {tree.name}")
     at: list[cst.CSTNode] = [found[0]]
@@ -111,10 +110,6 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
             break
     told = "from several places" if len(at) > 1 else "from no loop that can be seen in its file"
     raise NotMechanical(f"line {line} of {tree.name} is reached {told}: make the work rarer where it is called")
-
-
-def _compound(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.BaseCompoundStatement)
 
 
 def _check(tree: Tree, target: Any, loop: Any) -> None:
@@ -150,16 +145,9 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
 
 def _goes_on(tree: Tree, target: Any) -> bool:
     """Whether a statement makes a value of the one before: a sum, a moving average."""
-    calls = (call.func.attr.value for call in tree.all(cst.Call, target) if isinstance(call.func, cst.Attribute))
-    return (
-        any(tree.all(cst.AugAssign, target))
-        or any(name in ("add_", "mul_", "lerp_") for name in calls)
-        or any(
-            tree.code(one.target).strip() in map(tree.code, tree.all(cst.BaseExpression, node.value))
-            for node in tree.all(cst.Assign, target)
-            for one in node.targets
-        )
-    )
+    given = [(tree.code(to.target).strip(), of.value) for of in tree.all(cst.Assign, target) for to in of.targets]
+    again = any(name in map(tree.code, tree.all(cst.BaseExpression, value)) for name, value in given)
+    return again or any(tree.all(cst.AugAssign, target)) or bool(re.search(r"\.(add|mul|lerp)_\(", tree.code(target)))
 
 
 def _trains(tree: Tree, call: cst.Call) -> bool:
@@ -185,8 +173,8 @@ def _stored(tree: Tree, target: cst.CSTNode) -> list[str]:
 
 def _interval(tree: Tree, node: cst.CSTNode, loop: Any) -> tuple[Any, cst.BaseExpression | None]:
     """(the innermost `if` between a loop and what it lets through now and then, the number of steps in it)."""
-    for held in takewhile(lambda one: one is not loop, tree.above(node)):
-        if isinstance(held, cst.If) and held.body in (node, *tree.above(node)):
+    for held in takewhile(lambda one: one is not loop, (node, *tree.above(node))):
+        if isinstance(held, cst.If) and (held is node or held.body in (node, *tree.above(node))):
             divisor = _divisor(held.test)
             if divisor is not None:
                 return held, divisor
@@ -228,17 +216,13 @@ def _counter(tree: Tree, loop: Any) -> str:
     name = next(word for word in ("step_number", *(f"step_number_{n}" for n in range(1000))) if word not in used)
     space = cst.SimpleWhitespace(" ")
 
-    def bracketed(node: Any) -> Any:
-        if isinstance(node, cst.Tuple) and not node.lpar:
-            return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        return node
+    def bracketed(node: Any) -> str:
+        return f"({tree.code(node)})" if isinstance(node, cst.Tuple) and not node.lpar else tree.code(node)
 
     def counted(updated: Any) -> Any:
-        pair = [cst.Element(cst.Name(name)), cst.Element(bracketed(updated.target))]
-        over = cst.Call(cst.Name("enumerate"), [cst.Arg(bracketed(updated.iter))])
         return updated.with_changes(
-            target=cst.Tuple(pair, lpar=[], rpar=[]),
-            iter=over,
+            target=cst.parse_expression(f"{name}, {bracketed(updated.target)}"),
+            iter=cst.parse_expression(f"enumerate({bracketed(updated.iter)})", tree.module.config_for_parsing),
             whitespace_after_for=space,
             whitespace_before_in=space,
             whitespace_after_in=space,

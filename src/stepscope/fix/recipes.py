@@ -237,36 +237,28 @@ class Recipe(Struct):
 
     def _setting(self, one: Try) -> bool:
         literal = repr(one.value) if not re.fullmatch(r"\d+|true|false", one.value) else one.value.capitalize()
-        word = (SETTINGS.get(one.knob) or ASSIGNED[one.knob]).rsplit(".", 1)[-1]
+        called = one.knob in SETTINGS
+        name = SETTINGS[one.knob] if called else ASSIGNED[one.knob]
+        full, word = f"torch.{name}", name.rsplit(".", 1)[-1]
         trees = self._trees(word.encode())
-        if one.knob in SETTINGS:
-            full = f"torch.{SETTINGS[one.knob]}"
-            called = word
-            found = [(tree, call) for tree in trees for call in tree.calls(full)]
-            where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
-            found = [pair for pair in found if (pair[0].name, pair[0].line(pair[1])) in where] or found
-            if len(found) > 1:
-                named = ", ".join(f"{tree.name}:{tree.line(call)}" for tree, call in found)
-                raise NotMechanical(f"{called} is called at {named}: choose which of them holds")
-            if found:
-                tree, call = found[0]
-                if len(call.args) != 1:
-                    raise NotMechanical(f"{called} at line {tree.line(call)} is not given one value")
-                was = [site.arguments.get("argument_0") for site in self.analysis.sites if site.what == called]
-                return tree.set_value(call.args[0].value, literal, called, _same(was[0] if was else None))
-            return _insert(trees[0], f"{{torch}}.{SETTINGS[one.knob]}({literal})")
-        name = f"torch.{ASSIGNED[one.knob]}"
-        targets = [
-            (tree, held)
+        found: list[tuple[Tree, Any]] = [
+            (tree, node)
             for tree in trees
-            for held in tree.all(cst.Assign)
-            if name in tree.names(held.targets[0].target)
+            for node in tree.all(cst.Call if called else cst.Assign)
+            if full in tree.names(node.func if called else node.targets[0].target)
         ]
-        if len(targets) > 1:
-            raise NotMechanical(f"{name} is set at several places: choose which of them holds")
-        if targets:
-            return targets[0][0].set_value(targets[0][1].value, literal, name)
-        return _insert(trees[0], f"{{torch}}.{ASSIGNED[one.knob]} = {literal}")
+        where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
+        found = [pair for pair in found if (pair[0].name, pair[0].line(pair[1])) in where] or found
+        if not found:
+            return _insert(trees[0], f"{{torch}}.{name}({literal})" if called else f"{{torch}}.{name} = {literal}")
+        if len(found) > 1:
+            named = ", ".join(f"{tree.name}:{tree.line(node)}" for tree, node in found)
+            raise NotMechanical(f"{word} is set at {named}: choose which of them holds")
+        tree, node = found[0]
+        if called and len(node.args) != 1:
+            raise NotMechanical(f"{word} at line {tree.line(node)} is not given one value")
+        was = next((site.arguments.get("argument_0") for site in self.analysis.sites if site.what == word), None)
+        return tree.set_value(node.args[0].value if called else node.value, literal, word, _same(was))
 
     def _optimizer(self, argument: str, other: str) -> bool:
         spots = {(s.place.file, s.place.line) for s in self.analysis.sites if s.place is not None}
