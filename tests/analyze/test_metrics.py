@@ -116,11 +116,14 @@ def test_epochs_evaluations_batches_windows_and_the_machine() -> None:
         if row.update(time_ns=edge + second * 1_000 * MS + 1) is None
     ]
     window = {"kind": "window", "time_ns": edge - 2 * MS, "start_ns": edge - 2 * MS, "first_step": AT - 1, "steps": 1}
-    (change,) = facts_of(steps=[*steps, evaluation], system=system, journal=[window]).changes
+    made = {"kind": "site", "what": "Adam", "arguments": {"lr": "0.1"}, "file": "/p/train.py", "line": 5}
+    journal = [window, *({**made, "time_ns": at_ns} for at_ns in (int(steps[0]["start_ns"]) - MS, edge - MS))]
+    (change,) = facts_of(steps=[*steps, evaluation], system=system, journal=journal).changes
     assert {one.kind: one.text for one in change.happenings} == {
         "window": f"stepscope's own profiler window (steps {AT - 1})",
         "evaluation": "evaluation (1 step)",
         "epoch": "epoch 1 begins",
+        "optimizer": "a new optimizer (Adam) at train.py:5",
         "throttling": "clock of gpu:0 lowered (thermal slowdown by hardware)",
         "others": "other processes use 2.5 cores more",
         "batch": "batches of 8 -> 16 samples",

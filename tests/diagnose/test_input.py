@@ -176,6 +176,46 @@ def test_many_small_files_are_named_and_packing_is_the_advice() -> None:
     assert "WebDataset" not in packed.fix
 
 
+PACKAGES = "/venv/lib/python3.11/site-packages"
+CALL = [
+    f"Module._wrapped_call_impl ({TORCH}/nn/modules/module.py:1)",
+    f"Module._call_impl ({TORCH}/nn/modules/module.py:2)",
+]
+COMPOSE = f"Compose.forward ({PACKAGES}/vision/transforms.py:96)"
+LIST, AGAIN = f"apply.<locals>.<listcomp> ({PACKAGES}/other/apply.py:3)", f"apply ({PACKAGES}/other/apply.py:7)"
+
+
+@pytest.mark.parametrize(
+    ("above", "title"),
+    [
+        # a library's data set; its loader leads there; a composition may call itself for the next part
+        (
+            [f"ImageFolder.__getitem__ ({PACKAGES}/vision/folder.py:9)", COMPOSE],
+            "mostly in Blur.forward (vision/blur.py)",
+        ),
+        ([AGAIN, LIST, AGAIN], "mostly in Blur.forward (vision/blur.py)"),
+        (
+            [ITEM, COMPOSE],
+            "mostly in PngFolder.__getitem__ (hottest: train.py:30)",
+        ),  # a line of the user's that calls it
+    ],
+)
+def test_the_transform_of_a_library_that_takes_the_time_is_named(above: list[str], title: str) -> None:
+    parts = {f"Blur.forward ({PACKAGES}/vision/blur.py:{line})": 40 for line in (5, 6)}
+    parts |= {f"Crop.forward ({PACKAGES}/vision/crop.py:8)": 40}
+    leaf = f"conv ({PACKAGES}/vision/functional.py:8)"
+    loading = [stack([*LOADER_FRAMES, *above, *CALL, part, leaf], n, phase="data_wait") for part, n in parts.items()]
+    base = loader_tables()
+    others = [row for row in base.stacks.to_dicts() if row["phase"] != "data_wait"]
+    forward = stack([f"train ({TRAIN}:82)"], sum(row["samples"] for row in others), phase="forward")
+    steps, journal = base.steps.to_dicts(), base.journal.to_dicts()
+    tables = make_tables(steps=steps, stacks=[*loading, forward], journal=journal, manifests=base.manifests)
+    finding = only(tables, RULE)
+    assert finding.title.endswith(title)
+    assert values(finding)["loading time in Blur.forward (vision/blur.py)"] == pytest.approx(2 / 3, abs=1e-4)
+    assert values(finding)["loading time in Crop.forward (vision/crop.py)"] == pytest.approx(1 / 3, abs=1e-4)
+
+
 def test_workers_are_promised_what_real_cores_can_do() -> None:
     """60 of 100 ms loading, 40 computing on all threads: 16 logical cores are 8 at least, of two nothing is sure."""
     many, two = (only(loader_tables(affinity=cores), RULE).expected_gain for cores in (16, 2))

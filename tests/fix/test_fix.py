@@ -491,6 +491,12 @@ def test_what_would_meet_another_kind_of_value_is_left_to_a_person(here: Path) -
     assert "to NumPy, which knows no bf16" in case.fix(knobs=(("amp.dtype", "bf16"),)).reason
 
 
+def test_an_argument_is_given_to_no_other_class_than_takes_it(here: Path) -> None:
+    """The recorder names the line of fastai's Learner, and DataLoaders take the number of workers."""
+    case = Case(here, "from fastai.learner import Learner\nlearn = Learner(dls, net)  # here\n")
+    assert "no call of DataLoaders" in case.fix(knobs=LOADER, framework="fastai", what="Learner").reason
+
+
 def test_that_a_list_gets_shorter_is_said(here: Path) -> None:
     fix = Case(here, loop("seen.append(f(x))  # here", before="seen = []")).fix("host.logging", fix="log every N steps")
     assert "`seen` then gets fewer entries" in fix.notes

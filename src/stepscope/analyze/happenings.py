@@ -109,7 +109,7 @@ class Happenings:
     # ------------------------------------------------------------------------------------------------- sources
 
     def _journal(self) -> Iterator[Occurrence]:
-        kinds = ["gc", "save", "region", "scaler_skip", "window"]
+        kinds = ["gc", "save", "region", "scaler_skip", "window", "site"]
         own = self._tables.journal.filter((pl.col("process") == self._process) & pl.col("kind").is_in(kinds))
         least_ns = SHORT * mean(self._steps["wall_ns"])
         for row in own.drop_nulls("time_ns").iter_rows(named=True):
@@ -121,6 +121,8 @@ class Happenings:
                 yield self._made(time_ns, kind, f"checkpoint{at(place)}{length}", place, mark=CHECKPOINT)
             elif kind == "region" and (name := data.get("name")) in (CHECKPOINT, EVALUATION):
                 yield self._made(time_ns, "save" if name == CHECKPOINT else name, f"{name}{length}", mark=name)
+            elif kind == "site" and isinstance(data.get("arguments"), dict) and "lr" in data["arguments"]:
+                yield self._made(time_ns, "optimizer", f"a new optimizer ({data.get('what')}){at(place)}", place)
             elif kind == "scaler_skip":
                 yield self._made(time_ns, "scale", "GradScaler left an update out")
             elif kind == "window" and (first := number(data.get("first_step"))) is not None:

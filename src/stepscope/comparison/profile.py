@@ -7,7 +7,6 @@ environment.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -21,6 +20,7 @@ from stepscope.analyze.views.select import Selection
 from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison.measure import measure, of_overviews, percentiles
 from stepscope.comparison.measured_steps import select
+from stepscope.engine.user_code import INSTALLED
 from stepscope.model import Analysis, Diagnosis, SourceFiles
 from stepscope.model.comparison import Measure
 from stepscope.model.sampled import HotspotRow, Hotspots
@@ -52,7 +52,6 @@ _HARDWARE = {
 _NOISE = {"governor": "frequency governor", "turbo": "turbo", "smt": "SMT", "aslr": "address randomisation"}
 _GIT = {"commit": "git commit", "branch": "git branch", "dirty": "uncommitted changes"}
 _OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHINDUCTOR_CACHE_DIR")  # environment variables that say nothing
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+t?)/")
 
 
 class Thing(Struct, frozen=True):
@@ -194,7 +193,7 @@ def relative_to(roots: Sequence[str]) -> Callable[[str], str]:
     known = sorted({root.rstrip("/") + "/" for root in roots if root.strip("/")}, key=len, reverse=True)
 
     def name(file: str) -> str:
-        installed = _INSTALLED.sub("", file)
+        installed = INSTALLED.sub("", file)
         if installed != file:
             return installed
         return next((file[len(root) :] for root in known if file.startswith(root)), file)

@@ -493,8 +493,9 @@ def pinning_off(analysis: Analysis) -> Iterator[Claim]:
                 seen.figure("copies from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
                 *_rate_evidence(seen),
             ),
-            fix=f"Have the loader pin its batches: {of_loader(loader.site, analysis.settings, pin_memory=True)}, and "
-            f"copy with .to(device, non_blocking=True){seen.at}",
+            fix="Have the loader pin its batches: "
+            + of_loader(loader.site, analysis.settings, loader.via, pin_memory=True)
+            + f", and copy with .to(device, non_blocking=True){seen.at}",
             caveat="Pinned memory cannot be swapped out, and a thread of the process copies every batch once more. "
             "What the script itself makes on the host stays pageable.",
             falsified_by="With pin_memory=True the copies still come from pageable memory, or the mean step does not "

@@ -362,11 +362,15 @@ def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
     else:
         title = f"Python work on the critical path: {place} takes {takes}"
     if entry:
-        return title, (
-            f"{entry} only leads there. Switch off or make rarer what asks for {bare(top.place.function)} "
-            "(logging, callbacks, progress, checks) in the library's own options, or give a step more work: a larger "
-            "batch pays it less often"
-        )
+        name = bare(top.place.function)
+        if top.phase in ("forward", "backward") or name in ("forward", "__call__"):
+            less = f"{name} is part of the model's own passes, Python around small operators. Give a step more work"
+        else:
+            less = (
+                f"Switch off or make rarer what asks for {name} (logging, callbacks, progress, checks) in the "
+                "library's own options, or give a step more work"
+            )
+        return title, f"{entry} only leads there. {less}: a larger batch pays it less often"
     if waits:
         return title, f"Take the wait at {line} out of the step, or do it in another thread while the step computes"
     below = f" (most of it in {bare(top.library_leaf)})" if top.library_leaf else ""

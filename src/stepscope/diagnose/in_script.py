@@ -109,15 +109,25 @@ def edit_of(change: str, settings: Settings | None) -> tuple[Edit | None, bool]:
     return EDITS.plain.get(change), False
 
 
-def of_loader(site: Place | None, settings: Settings | None, **values: object) -> str:
-    """Arguments of the loader and where they stand: "num_workers=2 in the DataLoader at train.py:77"."""
-    arguments, call = [], "DataLoader"
+def of_loader(site: Place | None, settings: Settings | None, via: str | None = None, **values: object) -> str:
+    """Arguments of the loader and where they stand: "num_workers=2 in the DataLoader at train.py:77".
+
+    Args:
+        via: the installed file that the line called and that made the loader, where one did.
+    """
+    arguments, call = [], f"the DataLoader that {_package(via)} makes" if via else "the DataLoader"
     for name, value in values.items():
         edit, own = edit_of(LOADER + name, settings)
         if edit is not None:
             arguments.append(edit.argument(str(value)))
-            call = f"{edit.call}(...)" if own else "DataLoader"
-    return f"{', '.join(arguments)} in {'the ' if call == 'DataLoader' else ''}{call}{at_place(site)}"
+            if own and settings is not None:
+                call, site = f"{edit.call}(...)", settings.place or site
+    return f"{', '.join(arguments)} in {call}{at_place(site)}"
+
+
+def _package(file: str) -> str:
+    """`lightning` of `lightning/pytorch/trainer.py`."""
+    return file.replace("\\", "/").partition("/")[0].removesuffix(".py")
 
 
 def in_framework(finding: Told, analysis: Analysis) -> Told:

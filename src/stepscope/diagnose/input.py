@@ -156,7 +156,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         most = saved
     share, where = clip_share(cost, train.mean_ms), _where(loader)
     hot = next((place for place in where if place.share is not None), None)  # the first place that samples saw
-    named = _named(loader, hot)
+    named, part = _named(loader, hot), None if hot else _library_part(loader)
     claim = Claim(
         title=f"The training process makes every batch itself, {share:.0%} of the step{named}",
         steps=train,
@@ -189,7 +189,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
     # without samples the wait is measured, its reason is not
     unsure = ["medium"] if not loader.samples and analysis.stacks is None else []
     kept_ms = 0.0
-    if loader.in_main_process and hot is None:
+    if loader.in_main_process and hot is None and part is None:
         # what workers leave of the wait, where nothing but workers is proposed
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
@@ -255,13 +255,15 @@ def _words(
     loader: LoaderFacts, settings: Settings | None, hot: Place | None, waits: str, named: str
 ) -> tuple[str, str]:
     """(title, fix)."""
-    shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
+    part = None if hot else _library_part(loader)
+    at_part = f"in {_library_name(part)}" if part is not None else ""
+    shorter = f"; then shorten the work {f'at {shown(hot)}' if hot else at_part}" if hot or part else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
     if loader.in_main_process:
         return (
             f"The training process loads every batch itself, {waits}{named}",
             "Load in worker processes: "
-            + of_loader(loader.site, settings, num_workers=wanted, persistent_workers=True)
+            + of_loader(loader.site, settings, loader.via, num_workers=wanted, persistent_workers=True)
             + _shares(loader)
             + shorter,
         )
@@ -271,7 +273,7 @@ def _words(
             f"The step waits for batches, {waits}, with next to nothing to do for {many}{named}",
             f"Make batches in the training process, where one takes {short(loader.load_ms or 0.0)} ms and the wait "
             f"{short(loader.data_wait_ms)} ms: "
-            + of_loader(loader.site, settings, num_workers=0)
+            + of_loader(loader.site, settings, loader.via, num_workers=0)
             + ", without persistent_workers and prefetch_factor; or give workers more to do at once: larger batches",
         )
     if _parked(loader):
@@ -279,15 +281,15 @@ def _words(
             f"The step waits for batches, {waits}, while {many} sat parked",
             "The workers are not the bottleneck. Make what crosses the process border smaller (tensors, not lists "
             "of objects; fewer, larger ones), and keep more in reserve: "
-            + of_loader(loader.site, settings, prefetch_factor=4),
+            + of_loader(loader.site, settings, loader.via, prefetch_factor=4),
         )
     if wanted > count:
-        more = of_loader(loader.site, settings, num_workers=wanted)
+        more = of_loader(loader.site, settings, loader.via, num_workers=wanted)
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
             f"Raise the number of workers from {count}: {more}{_shares(loader)}{shorter}",
         )
-    place = f"at {shown(hot)}" if hot else "per item"
+    place = f"at {shown(hot)}" if hot else at_part or "per item"
     return (
         f"{many} cannot keep up and no core is left: the step waits, {waits}{named}",
         f"{_cores(loader)}, so more workers will not help: do less {place} (decode or "
@@ -347,7 +349,8 @@ def _cores(loader: LoaderFacts) -> str:
 def _named(loader: LoaderFacts, hot: Place | None) -> str:
     """The function most of the loading time lies in, else the hottest line."""
     if hot is None:
-        return ""
+        part = _library_part(loader)
+        return "" if part is None else f", mostly in {_library_name(part)}"
     of_function: dict[str, float] = defaultdict(float)
     for line in loader.entries or loader.lines:
         of_function[line.function] += line.share
@@ -357,11 +360,24 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
     return f", hottest in {hot.function} ({shown(hot)})"
 
 
+def _library_part(loader: LoaderFacts) -> Place | None:
+    """The function of a library that most of the loading passes in."""
+    part = loader.library[0] if loader.library and loader.samples >= LOADER.file_samples else None
+    return part if part is not None and (part.share or 0.0) >= LOADER.mostly else None
+
+
+def _library_name(part: Place) -> str:
+    return f"{part.function} ({part.file})"
+
+
 def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Known]:
     steps, stacks = steps_source(train), stacks_source(analysis)
     loading = f"{stacks}, {things(loader.samples, 'sample')} of loading"
     yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {things(train.count, 'steady step')}")
     yield figure("data wait share of the step", loader.data_wait_share, "fraction", steps)
+    for part in loader.library[: LOADER.lines_shown] if loader.samples >= LOADER.file_samples else ():
+        if part.share is not None and part.share >= LOADER.line_share:
+            yield figure(f"loading time in {_library_name(part)}", part.share, "fraction", loading)
     yield from figures(
         "events.jsonl, the loader's own setting",
         ("num_workers", loader.num_workers, "processes", 0),

@@ -154,7 +154,7 @@ def _between_steps(stacks: pl.DataFrame, stretches: pl.DataFrame, labelled: Labe
 
 
 _FORK_POINT = "_worker_loop"
-_LOADER_FILE = "torch/utils/data/"
+LOADER_FILE = "torch/utils/data/"
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 # Opening, stopping and exporting a profiler window happens between two steps and is no part of any.
 _PROFILER_FILES = ("torch/autograd/profiler.py", "torch/profiler/profiler.py")
@@ -190,7 +190,7 @@ def _columns(users: UserPaths, nodes: Int64, counts: Bools) -> pl.DataFrame:
     tree, frames = users.tree, users.tree.frames
     user = users.user & counts
     innermost = tree.innermost(user)
-    loader = tree.outermost(users.marked(lambda frame: _LOADER_FILE in frame.file) & counts)
+    loader = tree.outermost(users.marked(lambda frame: LOADER_FILE in frame.file) & counts)
     inside = user & (loader >= 0) & users.is_below(users.nodes, loader)
     known = {
         "user_file": pl.Series(users.files, dtype=pl.String),

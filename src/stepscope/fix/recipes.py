@@ -192,8 +192,8 @@ class Recipe(Struct):
         if place is None:
             raise NotMechanical(f"where the framework is told its settings was not recorded: {name}(..., {arguments})")
         tree = self.open(place.file)
-        calls = [call for call in tree.on(cst.Call, place.line) if _last(tree, call)[:1].isupper()]
-        named = [call for call in calls if _last(tree, call) == name] or calls
+        # a class of the framework's own may be a child of it: NeuralNetClassifier
+        named = [call for call in tree.on(cst.Call, place.line) if _last(tree, call).startswith(name)]
         if not named:
             raise NotMechanical(f"no call of {name} is on line {place.line} of {tree.name}")
         return _arguments(tree, named[0], arguments)

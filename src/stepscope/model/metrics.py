@@ -144,7 +144,8 @@ class Happening(Struct, frozen=True):
     step: Step it began in.
     """
 
-    kind: str  # lr | compile | gc | save | evaluation | epoch | batch | throttling | scale | others | window | device
+    # lr | compile | gc | save | evaluation | epoch | batch | optimizer | throttling | scale | others | window | device
+    kind: str
     step: int | None
     text: str
     place: Place | None = None

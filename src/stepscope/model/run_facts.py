@@ -363,7 +363,10 @@ class LoaderFacts(Struct, frozen=True):
     load_ms: float | None = None
     compute_ms: float | None = None
     cores_used: float | None = None
-    library_function: str | None = None  # hottest function below the loader that is not the user's
+    # what a library does below the hottest of these lines, or below the loader where none is the user's: its functions
+    # from where their ways part, as the transforms of a composition do
+    library: tuple[Place, ...] = ()
+    via: str | None = None  # the installed file that the site's line called and that made the loader, where one did
     samples: int = 0
     batch: BatchContent | None = None  # what a worker would hand over
     threads: int | None = None

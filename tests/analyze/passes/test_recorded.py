@@ -54,6 +54,8 @@ def facts(folder: Path, name: str, kind: str | None = None) -> PassFacts:
         "by_hand",
         "truncated",
         "threaded",
+        "cached",
+        "adjoint",
         "dense",
         "rejoined",
         "factored",

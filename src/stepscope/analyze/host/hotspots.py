@@ -26,7 +26,7 @@ from stepscope.analyze.context import Context
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import at, rows_of
 from stepscope.engine.samples import mean_step_ms, steps_of_means
-from stepscope.engine.user_code import UserCode
+from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.errors import UsageError
 from stepscope.model.counted import things
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
@@ -494,8 +494,6 @@ MODULE = "<module>"
 _NATIVE_FILE = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$|\.(c|cc|cpp|cxx|cu|cuh|h|hpp|rs|f|f90)$|^\?$|^\[.*\]$")
 _ADDRESS = re.compile(r"^0x[0-9A-Fa-f]+$")
 _FROZEN = re.compile(r"^<frozen ([\w.]+)>$")
-# What comes before the first package in the full name of an installed file.
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?/python\d+(?:\.\d+)?t?)/")
 
 
 def is_native(frame: Frame) -> bool:
@@ -515,7 +513,7 @@ def module_of(file: str, code: UserCode, roots: Sequence[str]) -> str:
         return file
     own = code.resolve(file)
     if own is None:
-        return _stem(_INSTALLED.sub("", file.replace("\\", "/")).lstrip("/").partition("/")[0])
+        return _stem(INSTALLED.sub("", file.replace("\\", "/")).lstrip("/").partition("/")[0])
     below = [own[len(root) :] for root in (root.rstrip("/") + "/" for root in roots) if own.startswith(root)]
     name = min(below, key=len, default=file if not file.startswith("/") else own.rpartition("/")[2])
     parts = _components(name.removeprefix("./"))

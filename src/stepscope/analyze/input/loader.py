@@ -29,20 +29,25 @@ from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
 from stepscope.engine.attribution import heaviest_lines, origins, place
+from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
 from stepscope.engine.journal import event_data, events_in_steps, mean, place_of
-from stepscope.engine.samples import Samples, short
+from stepscope.engine.samples import LOADER_FILE, Samples, short
 from stepscope.engine.scene import LOADER_RANGE
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
+from stepscope.engine.user_code import INSTALLED
 from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
 from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
-from stepscope.tables.arrays import Int64, climb, flags, unique
+from stepscope.read.text import string
+from stepscope.tables.arrays import NONE, Int64, Numbers, climb, flags, unique
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
+MAX_PARTS = 5
+OWN_LINE = 0.1  # of the loading: a line of the user's whose parts are worth telling
 _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
 
 
@@ -68,7 +73,7 @@ def loader_facts(
     in_main = not workers
     rows, idle = _loading(context.sampled, in_main)
     busy = None if idle is None else 1.0 - idle
-    lines, entries, library = _sampled(rows, "rank" if in_main else "loader_worker")
+    lines, entries = _sampled(rows, "rank" if in_main else "loader_worker")
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else None if busy is None else (workers or 0) * busy * train.mean_ms
     limit, ranks = known_cores(tables) or _NO_CORES_KNOWN, ranks_on_host(tables)
@@ -94,7 +99,8 @@ def loader_facts(
         load_ms=load_ms,
         compute_ms=compute_ms,
         cores_used=cores,
-        library_function=library,
+        library=_library_parts(context, rows, next((line for line in lines if line.share >= OWN_LINE), None)),
+        via=string(site.get("via")) if site else None,
         samples=int(rows["samples"].sum()) if rows is not None else 0,
         batch=_content(tables, labelled, event),
         threads=threads,
@@ -184,24 +190,84 @@ def _loading(samples: Samples | None, in_main: bool) -> tuple[pl.DataFrame | Non
     return everyone.filter(~parked).with_columns(phase=pl.lit("data_wait")), idle
 
 
-def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[HotLine], str | None]:
-    """(lines, entries, hottest library function) of the loading work."""
+def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[HotLine]]:
+    """(lines, entries) of the loading work."""
     if rows is None:
-        return [], [], None
+        return [], []
     inner = "inner"
     if rows["entry_file"].null_count() == rows.height:
         # A line that merely iterates a loader of library code does no work; without a loader it may.
         inner = "user"
         rows = rows.with_columns(pl.when(~pl.col("in_loader")).then(pl.col("user_file")).alias("user_file"))
-    library = (
-        rows.filter(pl.col("in_loader") & pl.col("entry_file").is_null())
-        .group_by("leaf_function")
-        .agg(pl.col("samples").sum())
-        .drop_nulls()
-        .sort("samples", "leaf_function", descending=[True, False])
-    )
     lines, entries = (hot_lines(rows, role, None, prefix) for prefix in (inner, "entry"))
-    return lines, entries, str(library[0, 0]) if library.height else None
+    return lines, entries
+
+
+# What only leads to the parts: the loader, a module's call, compositions of transforms, comprehensions.
+_CORRIDOR = re.compile(
+    rf"{LOADER_FILE}|torch/nn/modules/(module|container)\.py|torch/utils/_contextlib\.py|"
+    r":[^:]*(?i:compose|sequential|pipeline)[^:]*$|[:.]<[^:.]*$"
+)
+# Of the samples in one function: it only leads there, or with less where a part of them calls it again; untuned.
+_ONE_WAY, _MOSTLY, _AGAIN = 0.97, 0.8, 0.1
+
+
+def _library_parts(context: Context, loading: pl.DataFrame | None, hot: HotLine | None) -> tuple[Place, ...]:
+    """Functions of a library that the loading's time parts into, below the line `hot` or else below the loader.
+
+    Shares are of all samples of loading. Nothing where most of them are of the line itself.
+    """
+    tree = context.calls
+    if loading is None or not len(tree) or not loading["samples"].sum():
+        return ()
+    users = UserPaths(tree, context.code)
+    total = np.zeros(len(tree), np.int64)
+    np.add.at(total, rows_of(loading["node"]), loading["samples"].to_numpy())
+    loaded = int(total.sum())
+    for level in tree.levels[:0:-1]:
+        np.add.at(total, tree.parent[level], total[level])
+    if hot is None:
+        first = users.marked(lambda frame: LOADER_FILE in frame.file)
+    else:
+        of_line = [
+            file == hot.file and frame.line == hot.line for file, frame in zip(users.files, tree.frames, strict=True)
+        ]
+        first = tree.by_node(np.array(of_line, bool))
+    here = np.flatnonzero((tree.outermost(first) == users.nodes) & (total > 0))
+    seen = ~users.marked(lambda frame: _CORRIDOR.search(f"{frame.file}:{frame.function}") is not None)
+    seen[here] = True
+    functions: Numbers[tuple[str, str]] = Numbers()
+    function = tree.by_node(np.array([functions[frame.file, frame.function] for frame in tree.frames], np.int64))
+    on_way: set[int] = set()
+    while True:
+        above = at(tree.innermost(seen), tree.parent, NONE)
+        below = np.flatnonzero(seen & np.isin(above, here) & (total > 0))
+        again = below[np.isin(function[below], list(on_way))]
+        if len(again):  # a composition that calls itself for the next part
+            seen[again] = False
+            continue
+        of_function = np.bincount(function[below], weights=total[below], minlength=len(functions))
+        passing, most = int(total[here].sum()), of_function.max(initial=0)
+        if not most:
+            break
+        largest = function == of_function.argmax()
+        calls_itself = total[largest & (tree.outermost(largest) != users.nodes)].max(initial=0) >= _AGAIN * most
+        if most < (_MOSTLY if calls_itself else _ONE_WAY) * passing:
+            break
+        on_way.add(int(of_function.argmax()))
+        here = below[largest[below]]
+    itself = passing - int(of_function.sum())
+    if itself > of_function.max(initial=0):  # what it calls is the smaller part
+        of_function = np.bincount(function[here], weights=total[here], minlength=len(functions))
+        if not on_way:
+            return ()
+    own = {frame.file for file, frame in zip(users.files, tree.frames, strict=True) if file is not None}
+    parts = [
+        Place(INSTALLED.sub("", file), None, name, float(samples) / loaded)
+        for (file, name), samples in zip(functions, of_function, strict=True)
+        if samples > 0 and file not in own
+    ]
+    return tuple(sorted(parts, key=lambda part: -(part.share or 0.0))[:MAX_PARTS])
 
 
 # Files of libraries in which everything is about bringing a file in. Decoding what was read is not: PIL opens and reads

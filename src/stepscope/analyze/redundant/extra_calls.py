@@ -311,7 +311,7 @@ _CALLS = (  # (end of the file's name, function, what the report calls it)
 _TENSOR_COPY = pl.col("file").str.contains(r"(^|/)torch/(_tensor|nn/parameter)\.py$") & (
     short(pl.col("function")) == "__deepcopy__"
 )
-_SAVING = re.compile(r"(^|/)torch/serialization\.py\(")
+_ELSEWHERE = re.compile(r"(^|/)torch/(serialization|utils/data/dataloader)\.py\(")  # file output; items of a data set
 _TENSOR_COPIES = ("aten::clone", "aten::copy_", "aten::_foreach_lerp_", "aten::_foreach_copy_", "aten::lerp_")
 _SAVES = pl.col("file").str.contains(r"(^|/)torch/serialization\.py$")
 
@@ -362,7 +362,7 @@ def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
     for scene in scenes:
         span, names, called = scene.span, scene.span.names, [_called(name) for name in scene.span.names.values]
         rows = outermost(scene, names.pick([bool(name) for name in called]) & span.is_function & scene.mine)
-        rows = rows[climb(span.parent, rows, names.matching(_SAVING.search)) < 0]
+        rows = rows[climb(span.parent, rows, names.matching(_ELSEWHERE.search)) < 0]
         copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
         rows = unique(rows[np.isin(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])])
         own: dict[tuple[str, Place], list[int]] = {}  # by call and the user's line above it

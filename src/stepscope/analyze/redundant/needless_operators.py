@@ -2,8 +2,9 @@
 and work in float64.
 
 The backward pass records no nodes, so an operator in it that has a sequence number and runs no node records for a
-second backward pass. Checkpointing is told by its own functions or nodes, or by operators that backward formulas do not
-call; what a gradient of gradients records (`create_graph`) is none.
+second backward pass. Checkpointing is told by its own functions or nodes, or by operators that formulas of torch's own
+nodes do not call; a Function of the script's, such as an adjoint method, may call a layer. What a gradient of gradients
+records (`create_graph`) is none.
 
 An operator of torch counts as float64 when one of its inputs is a tensor of that type of some size: of small ones the
 call is the cost, and Python's own numbers are no tensors. Functions of the user's and compiled graphs, which may take
@@ -43,6 +44,7 @@ from stepscope.tables.arrays import NONE, Int64, climb, self_or_ancestor, unique
 ENOUGH_SAMPLES = 50
 _CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py\(")
 _CHECKPOINT_NODE = "CheckpointFunctionBackward"
+_OF_TORCH = re.compile(r"Backward\d+$")  # a Function of Python has no number: what its formula computes is its own
 # Called by layers, never by the formulas of a backward pass.
 _LAYERS = re.compile(
     r"^aten::(linear|conv[123]d|conv_transpose[123]d|layer_norm|batch_norm|group_norm|rms_norm|embedding|"
@@ -93,7 +95,8 @@ def _again(scene: TrainingScene) -> tuple[Int64, int, Intervals, Int64]:
     holders = scene.in_backward[rows].astype(np.int64)
     is_checkpoint = names.matching(_CHECKPOINT.search)
     told = climb(span.parent, rows, is_checkpoint | names.containing(_CHECKPOINT_NODE))
-    sure = (told >= 0) | np.isin(holders, holders[names.matching(_LAYERS.search)[rows]])
+    layers = np.isin(holders, holders[names.matching(_LAYERS.search)[rows]])
+    sure = (told >= 0) | (layers & names.matching(_OF_TORCH.search)[holders])
     rows, holders = rows[sure], holders[sure]
     distinct, number = np.unique(holders, return_inverse=True)
     starts, ends = np.full(len(distinct), np.iinfo(np.int64).max), np.zeros(len(distinct), np.int64)

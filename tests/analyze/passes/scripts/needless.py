@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 FEATURES, WIDTH, CLASSES, BATCH = 64, 256, 8, 64
 Steps = Iterator[None]  # one step each
@@ -224,6 +226,41 @@ def averaged() -> Steps:
         yield
 
 
+class Adjoint(torch.autograd.Function):
+    """A Function whose backward formula calls the layers itself, as that of an ODE's solution does."""
+
+    @staticmethod
+    def forward(ctx: Any, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.model, ctx.inputs = model, inputs
+        return inputs.new_zeros(BATCH, CLASSES)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        with torch.enable_grad():
+            made = ctx.model(ctx.inputs.detach().requires_grad_())
+        made.backward(gradient)
+        return None, torch.zeros_like(ctx.inputs)
+
+
+def adjoint() -> Steps:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        update(optimizer, Adjoint.apply(model, batch()[0].requires_grad_()).square().mean())
+        yield
+
+
+def cached() -> Steps:
+    """A loader that copies the items it hands out, none of which is a model."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    items = [torch.randn(FEATURES) for _ in range(BATCH * 8)]
+    loader = DataLoader(items, BATCH, collate_fn=lambda rows: torch.stack(copy.deepcopy(rows)))  # type: ignore[arg-type]
+    for inputs in loader:
+        update(optimizer, model(inputs).square().mean())
+        yield
+
+
 def wasted(kind: str) -> Steps:
     """Distances of all pairs written out, a product with one-hot rows, a whole table's gradient, singular values."""
     table, layer = nn.Embedding(8192, FEATURES), nn.Linear(FEATURES, 1)
@@ -343,7 +380,10 @@ LOOPS: dict[str, Steps] = {
         make.__name__: make()
         for make in (plain, validated, validated_without_gradients, validated_in_line, thrown_away, logged)
     },
-    **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    **{
+        make.__name__: make()
+        for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged, cached, adjoint)
+    },
     "threaded": threaded(),
     "factored": factored(),
     "history": remembered(kept=True),

@@ -201,7 +201,7 @@ def allow_tracing() -> None:
         prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
+EVENTS_PER_SITE = 20  # a constructor inside a loop, as over folds, is written a few times, then no more
 SITES_LIMIT = 500
 ARGUMENTS_LIMIT = 30
 
