@@ -180,6 +180,7 @@ def loader_tables(
     affinity: int = 4,
     quota: float | None = None,
     count: int = 40,
+    iterable: bool = False,
     **more: Any,
 ) -> Tables:
     """A run that waits for its loader; `busy` of 100 worker samples stand in `__getitem__`."""
@@ -193,6 +194,7 @@ def loader_tables(
         "function": "main",
     }
     made = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": workers, "batch_size": 64, "time_ns": T0 - MS}
+    made["iterable"] = iterable
     pillow = "rotate (/venv/lib/python3.11/site-packages/PIL/Image.py:2400)"
     if workers:
         fetch = f"_MapDatasetFetcher.fetch ({TORCH}/utils/data/_utils/fetch.py:52)"

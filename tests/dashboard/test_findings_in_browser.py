@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.dashboard import blocks
+from stepscope.dashboard.static_page import TONES
 from tests.dashboard.browser import View
 
 HOSTILE = "<img src=x onerror=alert(1)></script>{a|b}"
@@ -58,6 +59,21 @@ def three() -> list[dict[str, Any]]:
     second = card("second", explained_by=[{"id": "first", "title": "Title of first"}], cost_ms_per_step=9.0, share=0.18)
     third = card("third", severity="info", confidence="low", expected_gain=None, cost_ms_per_step=1.0, share=0.02)
     return [first, second, third]
+
+
+def test_a_text_of_every_tone_is_shown(show_made_up: Callable[..., View]) -> None:
+    """Of a replayed operator, for one, the first is a head."""
+    words = [f"A text that is {tone}." for tone in ("plain", *TONES)]
+    view = show_made_up("steps", [blocks.text(each, each.split()[-1].rstrip(".")) for each in words])
+    told = view.text("main")
+    assert [each for each in words if each not in told] == []
+
+
+def test_a_cost_of_other_steps_fits_a_telephone(show: Callable[..., View]) -> None:
+    """Its words are a sentence, where other costs are figures."""
+    view = show([card("first", of="of 8.6 ms, the mean of all steps: those that compile, warm up or are profiled too")])
+    width = view.sized(400, 800).page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 400
 
 
 @pytest.fixture

@@ -62,6 +62,13 @@ def test_a_trace_without_a_journal_names_its_loader(path: Path) -> None:
     assert figures["num_workers"] == "0"
 
 
+@pytest.mark.parametrize(("workers", "told"), [(0, True), (1, True), (2, False)])
+def test_workers_of_a_data_set_that_gives_no_shares_are_left_to_a_person(workers: int, told: bool) -> None:
+    """Every worker would read all of it; with several somebody has divided it already."""
+    finding = only(loader_tables(workers=workers, iterable=True), RULE)
+    assert ("get_worker_info" in finding.fix, finding.try_ == ()) == (told, told)
+
+
 def test_a_loader_behind_a_busy_device_costs_nothing(path: Path) -> None:
     """The kernels of a step run until the next batch is there."""
     busy = opened(write(path, steps=4, gemm_us=STEP_US - 1))

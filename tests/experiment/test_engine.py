@@ -118,6 +118,11 @@ def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_pat
     [
         ({"flags": lambda slot: (flag("other"),) if slot.candidate is None else ()}, 6, "other"),
         ({"failures": lambda slot: "no" if slot.label == "baseline" else None}, 3, "the baseline failed 3 times"),
+        (  # it goes on from the pilot's checkpoint
+            {"flags": lambda slot: (flag("few_steps"),) if slot.label == "baseline" else ()},
+            1,
+            "have the command remove that first",
+        ),
         (
             {"failures": lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None},
             10,
@@ -129,10 +134,14 @@ def test_a_baseline_that_is_never_undisturbed_or_always_fails_ends_it(
     tmp_path: Path, trouble: dict[str, Any], most: int, words: str | None
 ) -> None:
     runner = FakeRunner(MS, **trouble)
-    found = conduct(tmp_path, request(GOOD), runner).experiment
+    conclusion = conduct(tmp_path, request(GOOD), runner)
+    found = conclusion.experiment
     assert found.finished == (words is None)
+    assert conclusion.trouble == found.stopped
     assert words is None or words in (found.stopped or "")
     assert Counter(runner.labels)["baseline"] <= most
+    if words == "the baseline failed 3 times":  # mended, the same command goes on
+        assert verdicts(conduct(tmp_path, request(GOOD), FakeRunner(MS)).experiment) == {GOOD: FASTER}
 
 
 def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class Case:
         every: int | None = None,
         device: str = "cpu",
         share: float = 0.5,
+        steps: int = 10_000,
     ) -> Fix:
         place = Place(str(self.path), self.line, "main")
         finding = Finding(
@@ -86,6 +87,7 @@ class Case:
             settings=Settings(framework, place, loaders=True) if framework else None,
             loader=None,
             devices=(device,),
+            steps=(SimpleNamespace(kind="train", count=steps, mean_ms=1.0, series=((steps - 1, 1.0),)),),
         )
         tables = SimpleNamespace(run=SimpleNamespace(source_hashes=self.hashes))
         run: Any = SimpleNamespace(analysis=analysis, tables=tables)
@@ -267,6 +269,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "from my import x\nimport torch\ntorch.backends.cudnn.benchmark = True\n",
         {"knobs": (("cudnn.benchmark", "true"),)},
     ),
+    "threads behind what holds for torch's import": (
+        "import os\n\nos.environ['A'] = '1'\nimport torch\nfrom my import x\n\nx()  # here\nimport later\n",
+        "from my import x\n",
+        "from my import x\ntorch.set_num_threads(2)\n",
+        {"knobs": (("torch.num_threads", "2"),)},
+    ),
     "precision": (
         "import torch\n# here\n",
         "import torch\n",
@@ -309,6 +317,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "for step_number, (batch, _) in enumerate(loader):",
         {"rule": "io.blocking_in_step", "fix": "Save less often"},
     ),
+    "a count that is given another value": (
+        loop("n += 1\n        if n == 4:\n            n = 0\n        save(model)  # here", before="n = 0"),
+        "        save(model)  # here",
+        "        if step_number % 50 == 0:\n            save(model)  # here",
+        {"rule": "io.blocking_in_step", "fix": "Save less often"},
+    ),
     "an interval": (
         loop("if step % 3 == 0:\n            save(model)  # here", target="step", over="range(9)"),
         "step % 3",
@@ -337,6 +351,13 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         loop("pass  # here"),
         "lr=0.1)\n",
         "lr=0.1)\n    model.compile()\n",
+        {"knobs": (("compile", "true"),)},
+    ),
+    "compile where an optimizer is returned": (
+        "import torch\n\ndef make(net):\n    return torch.optim.SGD(net.parameters())\n\n"
+        "while True:\n    net(x).backward()\n    opt.step()  # here\n",
+        "    return torch",
+        "    net.compile()\n    return torch",
         {"knobs": (("compile", "true"),)},
     ),
     "a fused optimizer": (
@@ -391,7 +412,8 @@ def test_other_changes(name: str, here: Path) -> None:
     fix = case.fix(**about)
     assert fix.reason == ""
     made = fix.changes[0].new.decode()
-    if name == "a loop without a count":
+    if "count" in name and name != "a counted loop":
+        assert "for step_number, " in made
         assert "        if step_number % 50 == 0:\n            save(model)  # here" in made
         assert new in made
     else:
@@ -416,6 +438,13 @@ UNDECIDED = {
         "def update(x):\n    model(x).backward()\n    save(x)  # here\n\nfor x in loader:\n    update(x)\n",
         "in `update`, which trains",
     ),
+    "averaged": (
+        loop(
+            "for k, v in model.state_dict().items():  # here\n            ema[k] = 0.9 * ema[k] + v", before="ema = {}"
+        ),
+        "adds up over all steps",
+    ),
+    "averaged in place": (loop("ema[0].lerp_(w, 0.1)  # here", before="ema = [w]"), "adds up over all steps"),
     "summed up": (loop("total += measure(model)  # here", before="total = 0"), "adds up over all steps"),
     "used": (loop("kept = copy(model)  # here\n        use(kept)"), "`kept`"),
     "the update": (loop("pass").replace("optimizer.step()", "optimizer.step()  # here"), "it has to run in every step"),
@@ -423,6 +452,14 @@ UNDECIDED = {
     "no loop": ("save(model)  # here\n", "holds no loop that trains"),
     "two ways": ("def f():\n    save()  # here\n\n" + loop("f()\n        f()"), "from several places"),
     "no count": (loop("save(model)  # here").replace("for batch in loader", "while True"), "counts no steps"),
+    "an interval that trains": (
+        loop("if (n + 1) % 4 == 0:\n            o.step()\n            save()  # here", target="n", over="range(9)"),
+        "`if (n + 1) % 4 == 0` holds more than this work",
+    ),
+    "the best of all": (
+        loop("if loss < best:\n            best = loss\n            save(model)  # here", before="best = 9"),
+        "`if loss < best` (line 12) decides by what a step gave",
+    ),
     "an option": (
         loop("if step % args.every == 0:\n            save(model)  # here", target="step", over="range(9)"),
         "`args.every`",
@@ -443,6 +480,28 @@ def test_a_person_decides_what_a_rule_cannot(here: Path) -> None:
     assert "start the command with" in case.fix("memory.page_faults", (("host.allocator", "keep"),)).reason
 
 
+def test_what_would_meet_another_kind_of_value_is_left_to_a_person(here: Path) -> None:
+    """Gradients that are None, bfloat16, which NumPy does not know, and float32 where something else stays float64."""
+    for more, reason in (("y = y.double()", "at 2 places"), ("y = numpy.ones(3)", "arrays of NumPy")):
+        case = Case(here, f"import numpy\nnet = net.double()  # here\n{more}\n")
+        assert reason in case.fix("compute.double_precision").reason
+    source = loop("optimizer.zero_grad(set_to_none=False)  # here\n        seen(p.grad, loss.numpy())")
+    case = Case(here, source)
+    assert "reads .grad, which may be None" in case.fix(knobs=(("zero_grad.set_to_none", "true"),)).reason
+    assert "to NumPy, which knows no bf16" in case.fix(knobs=(("amp.dtype", "bf16"),)).reason
+
+
+def test_an_argument_is_given_to_no_other_class_than_takes_it(here: Path) -> None:
+    """The recorder names the line of fastai's Learner, and DataLoaders take the number of workers."""
+    case = Case(here, "from fastai.learner import Learner\nlearn = Learner(dls, net)  # here\n")
+    assert "no call of DataLoaders" in case.fix(knobs=LOADER, framework="fastai", what="Learner").reason
+
+
+def test_that_a_list_gets_shorter_is_said(here: Path) -> None:
+    fix = Case(here, loop("seen.append(f(x))  # here", before="seen = []")).fix("host.logging", fix="log every N steps")
+    assert "`seen` then gets fewer entries" in fix.notes
+
+
 def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:
     case = Case(here, loop("pass  # here"))
     assert "was not recorded" in case.fix(knobs=(("amp.dtype", "bf16"),), device='cpu"); import os; ("').reason
@@ -451,6 +510,9 @@ def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:
 def test_rarer_the_more_it_costs(here: Path) -> None:
     made = Case(here, loop(HERE)).fix("host.logging", fix="log every N steps only", share=0.9).changes[0].new
     assert b"% 500 == 0" in made
+    about: dict[str, Any] = {"rule": "host.logging", "fix": "log every N steps only", "share": 0.9}
+    assert b"% 100 == 0" in Case(here, loop(HERE)).fix(**about, steps=300).changes[0].new
+    assert "has 60 steps only" in Case(here, loop(HERE)).fix(**about, steps=60).reason
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -195,7 +195,8 @@ def experiment(
     Stop it with Ctrl-C or kill it: the same command line goes on where it was. What came of it is in the folder that is
     printed (experiment.json, report.html, runs/), and every run there is one that `stepscope compare` reads.
 
-    The exit status is 0 when it came to its end or that of its budget, whatever it found; 130 after Ctrl-C.
+    The exit status is 0 when it came to its end or that of its budget, whatever it found; 3 where the command cannot be
+    measured again and again; 130 after Ctrl-C.
     """
     from stepscope.comparison.thresholds import Limits
     from stepscope.experiment.engine import Engine
@@ -244,7 +245,13 @@ def experiment(
             _show(request, conclusion.experiment, folder, files, prices, quiet=quiet)
         if conclusion.signal is not None and not quiet:
             say("stopped; the same command line goes on from here")
-    raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
+    _end(conclusion.trouble, conclusion.signal)
+
+
+def _end(trouble: str | None, signal: int | None) -> NoReturn:
+    if trouble is not None:
+        raise UnreadableInputError(trouble)
+    raise typer.Exit(0 if signal is None else SIGNAL_STATUS + signal)
 
 
 def _show(
@@ -463,7 +470,8 @@ def sweep(
     Stop it with Ctrl-C or kill it: the same command line goes on where it was, with more --trials too. What came of it
     is in the folder that is printed (sweep.json, report.html, runs/). Nothing needs a network.
 
-    The exit status is 0 when it came to its end or that of its budget; 130 after Ctrl-C.
+    The exit status is 0 when it came to its end or that of its budget; 3 where the command cannot be run; 130 after
+    Ctrl-C.
     """
     from stepscope.experiment.folder import claimed, find
     from stepscope.experiment.runner import Processes, stop_requests
@@ -498,9 +506,7 @@ def sweep(
         _show_sweep(conclusion.sweep, folder, files, quiet=quiet)
         if conclusion.signal is not None and not quiet:
             say("stopped; the same command line goes on from here")
-    if conclusion.trouble is not None:
-        raise UnreadableInputError(conclusion.trouble)
-    raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
+    _end(conclusion.trouble, conclusion.signal)
 
 
 def _show_sweep(found: Sweep, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:

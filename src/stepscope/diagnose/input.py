@@ -264,6 +264,7 @@ def _words(
             f"The training process loads every batch itself, {waits}{named}",
             "Load in worker processes: "
             + of_loader(loader.site, settings, loader.via, num_workers=wanted, persistent_workers=True)
+            + _shares(loader)
             + shorter,
         )
     many = f"{count} loader workers" if count != 1 else "1 loader worker"
@@ -286,13 +287,23 @@ def _words(
         more = of_loader(loader.site, settings, loader.via, num_workers=wanted)
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
-            f"Raise the number of workers from {count}: {more}{shorter}",
+            f"Raise the number of workers from {count}: {more}{_shares(loader)}{shorter}",
         )
     place = f"at {shown(hot)}" if hot else at_part or "per item"
     return (
         f"{many} cannot keep up and no core is left: the step waits, {waits}{named}",
         f"{_cores(loader)}, so more workers will not help: do less {place} (decode or "
         "resize once and store the result, transform whole batches instead of items), or ask for more cores",
+    )
+
+
+def _shares(loader: LoaderFacts) -> str:
+    """What workers need first, of a data set that nobody has divided among several yet as far as can be seen."""
+    if not loader.iterable or (loader.num_workers or 0) > 1:
+        return ""
+    return (
+        ", once its IterableDataset gives each worker a share of its own (torch.utils.data.get_worker_info()): else "
+        "every worker reads all of it, and the training gets each sample several times"
     )
 
 
@@ -424,6 +435,8 @@ def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts
 def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
     if _needless_workers(loader):
         return (Try("loader.num_workers", "0"),)
+    if _shares(loader):
+        return ()  # a person has to see to it first
     tries = []
     if loader.suggested_workers > (loader.num_workers or 0) and not _parked(loader):
         tries.append(Try("loader.num_workers", str(loader.suggested_workers)))

@@ -66,10 +66,11 @@ class Listener(Interface):
 
 
 class Conclusion(Struct, frozen=True):
-    """How it ended. `signal` is what ended it early, None where it came to its end or to that of its budget."""
+    """How it ended. `signal` is what ended it early; `trouble` says that the baseline cannot be measured."""
 
     experiment: Experiment
     signal: int | None = None
+    trouble: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -122,7 +123,8 @@ class Engine:
                 plan = Plan(_protocol(self.request, 0, 0, self.request.base_knobs), self.request.candidates, (), 0.0)
                 why = INTERRUPTED.format(runner.signal_name(stopped.number))
                 return Conclusion(self._result(plan, finished=False, stopped=why), stopped.number)
-        ended: str | None = None
+        ended = trouble = None
+        earlier = len(self._state.made)  # of a session before: what ended that may be mended
         number = self.stop()
         try:
             while number is None and ended is None:
@@ -133,7 +135,8 @@ class Engine:
                     slot = schedule.next_slot(plan, self._state.screened, made)
                 if slot is None:
                     break
-                ended = schedule.trouble(made) or self._out_of_time(plan, slot)
+                trouble = schedule.trouble(made[earlier:])
+                ended = trouble or self._out_of_time(plan, slot)
                 if ended is None:
                     left = schedule.runs_left(plan, self._state.screened, made)
                     self.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
@@ -152,7 +155,7 @@ class Engine:
             self._journal.add("complete")
         found = self._result(plan, finished=ended is None, stopped=ended)
         self.write(found)
-        return Conclusion(found, number)
+        return Conclusion(found, number, trouble)
 
     def _run(self, slot: Slot, **more: object) -> Made:
         """One run with its lines in the journal. A run that we are told to end is as if it had never been."""
@@ -213,7 +216,9 @@ class Engine:
         made = self._run(slot, warmup=warmup, steps=steps, seconds=request.budget_s, full=full, ends=ends)
         if made.failure is not None:
             log = runner.log_of(self.folder / folder.RUNS / made.folder)
-            raise UnreadableInputError(f"the command cannot be measured: {made.failure}; its log is {log}")
+            raise UnreadableInputError(
+                f"the command cannot be measured: {made.failure}; its stdin is empty, and its log is {log}"
+            )
         self.listener.finished(made, None)
         return made
 

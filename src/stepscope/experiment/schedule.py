@@ -37,6 +37,7 @@ EXTRA_BLOCKS = 3  # beyond the most pairs, for blocks whose pairs were spoilt
 SPOILT_BASELINES = 6  # runs of the baseline in a row, after which the machine is not going to be quiet
 BASELINE = "baseline"
 AGAIN = "baseline again"
+ANEW = "if it finds what an earlier run left (an output folder, a checkpoint), have the command remove that first"
 CLEAR = 4.0  # half-widths between an effect and none
 CLEAR_PAIRS = 3
 OTHER_WAY_PAIRS = 2
@@ -214,11 +215,14 @@ def replaced(number: int | None, paired: Sequence[Made]) -> tuple[Measure, ...]:
 
 
 def trouble(made: Sequence[Made]) -> str | None:
-    """Why it is no use to go on: the baseline itself cannot be run, or is never undisturbed."""
+    """Why it is no use to go on: the baseline itself cannot be run again, or is never undisturbed."""
     own = [run for run in made if run.slot.phase == PAIRS and run.slot.candidate is None]
     failed = own[-ATTEMPTS:]
     if len(failed) == ATTEMPTS and all(run.failure is not None for run in failed):
-        return f"the baseline failed {ATTEMPTS} times in a row: {failed[-1].failure}"
+        return f"the baseline failed {ATTEMPTS} times in a row: {failed[-1].failure}; {ANEW}"
+    short = next((flag for run in own[-1:] for flag in spoiling(run) if flag.name == "few_steps"), None)
+    if short is not None:
+        return f"the baseline did not run as it did before: {short.text}; {ANEW}"
     recent = own[-SPOILT_BASELINES:]
     flags = [flag for run in recent for flag in spoiling(run)]
     if len(recent) == SPOILT_BASELINES and flags and not any(_is_clean(run) for run in recent):

@@ -98,14 +98,15 @@ class Tree:
 
     def names(self, node: cst.CSTNode) -> set[str]:
         """Full names that a node may stand for: `torch.utils.data.DataLoader` of `d.DataLoader`, whatever `d` is."""
-        given = self._names.get(node, ())
-        return {name.name for name in (given() if callable(given) else given)}
+        return {name.name for name in self._known(node)}
 
     def is_imported(self, node: cst.CSTNode) -> bool:
         """Whether a name is another module's."""
+        return any(name.source is metadata.QualifiedNameSource.IMPORT for name in self._known(node))
+
+    def _known(self, node: cst.CSTNode) -> Any:
         given = self._names.get(node, ())
-        found = given() if callable(given) else given
-        return any(name.source is metadata.QualifiedNameSource.IMPORT for name in found)
+        return given() if callable(given) else given
 
     def calls(self, *names: str) -> list[cst.Call]:
         """Calls of what has one of these full names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import libcst as cst
@@ -20,10 +21,14 @@ _LEAVES = (cst.Return, cst.Break, cst.Continue, cst.Yield, cst.Await, cst.Raise,
 _Loop = cst.For | cst.While
 
 
-def interval(share: float) -> int:
-    """Every how many steps work that takes this share of each has to be made so that it costs next to nothing."""
+def interval(share: float, run: int) -> int:
+    """Every how many steps work that takes this share of each has to be made so that it costs next to nothing, and is
+    yet done more than once in a run of so many steps."""
     left = share / max(1e-6, 1.0 - share)
-    return next((steps for steps in INTERVALS if left / steps <= KEPT_SHARE), INTERVALS[-1])
+    told = [steps for steps in INTERVALS if 2 * steps <= run]
+    if not told:
+        raise NotMechanical(f"the run has {run} steps only; say every how many of them this is to be done: --every N")
+    return next((steps for steps in told if left / steps <= KEPT_SHARE), told[-1])
 
 
 def training_loops(tree: Tree) -> list[Any]:
@@ -57,9 +62,14 @@ def every(tree: Tree, line: int | None, steps: int) -> bool:
     """Have what a line does in each step be done every so many; False where it is done as rarely already."""
     target, loop = _in_loop(tree, line)
     _check(tree, target, loop)
-    own = _divisor(target.test) if isinstance(target, cst.If) and target.orelse is None else None
-    divisor = own or _interval(tree, target, loop)
+    for call in tree.all(cst.Call, target):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append":
+            tree.notes.append(f"`{tree.code(call.func.value)}` then gets fewer entries")
+    held, divisor = _interval(tree, target, loop)
     if divisor is not None:
+        blocks = [one for one in tree.above(target) if isinstance(one, cst.IndentedBlock) and held in tree.above(one)]
+        if held.orelse is not None or any(len(block.body) > 1 for block in blocks):
+            raise NotMechanical(f"`{_asked(tree, held)}` holds more than this work: give it an interval of its own")
         known = tree.literal(divisor)
         if isinstance(known, int) and known >= steps:
             return False
@@ -76,8 +86,8 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
         raise NotMechanical(
             f"{tree.name} holds no loop that trains: make the work at line {line} rarer where it is called"
         )
-    found = [node for node in tree.on(cst.BaseStatement, line) if tree.line(node) == line or not _compound(node)]
-    found += tree.on(cst.SimpleStatementLine, line)
+    found = tree.on(cst.BaseStatement, line)
+    found = [node for node in found if tree.line(node) == line or isinstance(node, cst.SimpleStatementLine)]
     if not found:
         raise NotMechanical(f"no statement is on line {line} of {tree.name}")
     at: list[cst.CSTNode] = [found[0]]
@@ -95,15 +105,11 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
             )
         at = [] if function is None else list(_calls_of(tree, function))
         inside = [(call, held) for call in at for held in tree.above(call) if held in loops]
-        at = [call for call, held in inside if len(inside) == 1 or _interval(tree, call, held) is None] or at
+        at = [call for call, held in inside if len(inside) == 1 or _interval(tree, call, held)[1] is None] or at
         if len(at) != 1:
             break
     told = "from several places" if len(at) > 1 else "from no loop that can be seen in its file"
     raise NotMechanical(f"line {line} of {tree.name} is reached {told}: make the work rarer where it is called")
-
-
-def _compound(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.BaseCompoundStatement)
 
 
 def _check(tree: Tree, target: Any, loop: Any) -> None:
@@ -118,11 +124,16 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
         raise NotMechanical(f"{where} trains: it has to run in every step")
     if any(isinstance(node, _LEAVES) for node in tree.all(cst.CSTNode, target)):
         raise NotMechanical(f"{where} decides what runs next")
-    if any(tree.all(cst.AugAssign, target)):
+    if _goes_on(tree, target):
         raise NotMechanical(f"{where} adds up over all steps: decide whether a part of them will do")
+    around = [one for one in takewhile(lambda one: one is not loop, tree.above(target)) if isinstance(one, cst.If)]
+    made = {tree.code(one).strip() for one in _given(tree, loop)}
+    for asks in (*around, *tree.all(cst.IfExp, target)):
+        parts = (one for one in tree.all(cst.BaseExpression, asks) if asks.test in (one, *tree.above(one)))
+        if _divisor(asks.test) is None and any(tree.code(one).strip() in made for one in parts):
+            raise NotMechanical(f"`{_asked(tree, asks)}` (line {tree.line(asks)}) decides by what a step gave")
     function = tree.around(loop, cst.FunctionDef) or tree.module
-    given = [node.target for node in tree.all(cst.AssignTarget | cst.NamedExpr, target)]
-    stored = {name for node in given for name in _stored(tree, node)}
+    stored = {name for node in _given(tree, target) for name in _stored(tree, node)}
     for name in stored:
         others = [
             node for node in tree.all(cst.Name, function) if node.value == name and target not in tree.above(node)
@@ -130,6 +141,13 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
         before = any(tree.line(node) < tree.line(loop) for node in others)
         if others and not before:
             raise NotMechanical(f"`{name}` of {where} is used in every step: decide where it may be older")
+
+
+def _goes_on(tree: Tree, target: Any) -> bool:
+    """Whether a statement makes a value of the one before: a sum, a moving average."""
+    given = [(tree.code(to.target).strip(), of.value) for of in tree.all(cst.Assign, target) for to in of.targets]
+    again = any(name in map(tree.code, tree.all(cst.BaseExpression, value)) for name, value in given)
+    return again or any(tree.all(cst.AugAssign, target)) or bool(re.search(r"\.(add|mul|lerp)_\(", tree.code(target)))
 
 
 def _trains(tree: Tree, call: cst.Call) -> bool:
@@ -140,22 +158,31 @@ def _trains(tree: Tree, call: cst.Call) -> bool:
     return kind == "backward" or (kind in ("step", "zero_grad") and updates)
 
 
+def _given(tree: Tree, inside: Any, *more: Any) -> Iterator[Any]:
+    """What is given a value in a statement, each of a tuple alone; `more`: by these statements too."""
+    for node in tree.all((cst.AssignTarget, cst.NamedExpr, *more), inside):
+        parts = node.target.elements if isinstance(node.target, cst.Tuple | cst.List) else ()
+        yield from (part.value for part in parts) if parts else (node.target,)
+
+
 def _stored(tree: Tree, target: cst.CSTNode) -> list[str]:
     if isinstance(target, cst.Name):
         return [target.value]
     return [node.value for node in tree.all(cst.Name, target)]
 
 
-def _interval(tree: Tree, node: cst.CSTNode, loop: Any) -> cst.BaseExpression | None:
-    """The number of steps of the innermost `if` between a loop and what it lets through now and then."""
-    for held in tree.above(node):
-        if held is loop:
-            break
-        if isinstance(held, cst.If) and held.body in (node, *tree.above(node)):
+def _interval(tree: Tree, node: cst.CSTNode, loop: Any) -> tuple[Any, cst.BaseExpression | None]:
+    """(the innermost `if` between a loop and what it lets through now and then, the number of steps in it)."""
+    for held in takewhile(lambda one: one is not loop, (node, *tree.above(node))):
+        if isinstance(held, cst.If) and (held is node or held.body in (node, *tree.above(node))):
             divisor = _divisor(held.test)
             if divisor is not None:
-                return divisor
-    return None
+                return held, divisor
+    return None, None
+
+
+def _asked(tree: Tree, held: Any) -> str:
+    return f"if {' '.join(tree.code(held.test).split())}"
 
 
 def _divisor(test: cst.CSTNode) -> cst.BaseExpression | None:
@@ -178,8 +205,9 @@ def _divisor(test: cst.CSTNode) -> cst.BaseExpression | None:
 
 def _counter(tree: Tree, loop: Any) -> str:
     """A name that counts the steps of a loop; where there is none, one that `enumerate` gives it."""
-    for node in _counts(tree, loop):
-        if isinstance(node, cst.Name):
+    stored = [name for node in _given(tree, loop, cst.AugAssign, cst.For) for name in _stored(tree, node)]
+    for node, once in _counts(tree, loop):
+        if isinstance(node, cst.Name) and stored.count(node.value) == once:
             return str(node.value)
     if not isinstance(loop, cst.For) or loop.asynchronous is not None:
         where = f"the loop at line {tree.line(loop)} of {tree.name}"
@@ -188,17 +216,13 @@ def _counter(tree: Tree, loop: Any) -> str:
     name = next(word for word in ("step_number", *(f"step_number_{n}" for n in range(1000))) if word not in used)
     space = cst.SimpleWhitespace(" ")
 
-    def bracketed(node: Any) -> Any:
-        if isinstance(node, cst.Tuple) and not node.lpar:
-            return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        return node
+    def bracketed(node: Any) -> str:
+        return f"({tree.code(node)})" if isinstance(node, cst.Tuple) and not node.lpar else tree.code(node)
 
     def counted(updated: Any) -> Any:
-        pair = [cst.Element(cst.Name(name)), cst.Element(bracketed(updated.target))]
-        over = cst.Call(cst.Name("enumerate"), [cst.Arg(bracketed(updated.iter))])
         return updated.with_changes(
-            target=cst.Tuple(pair, lpar=[], rpar=[]),
-            iter=over,
+            target=cst.parse_expression(f"{name}, {bracketed(updated.target)}"),
+            iter=cst.parse_expression(f"enumerate({bracketed(updated.iter)})", tree.module.config_for_parsing),
             whitespace_after_for=space,
             whitespace_before_in=space,
             whitespace_after_in=space,
@@ -208,23 +232,24 @@ def _counter(tree: Tree, loop: Any) -> str:
     return name
 
 
-def _counts(tree: Tree, loop: Any) -> Iterator[Any]:
-    """What counts the steps of a loop: of `range`, of `enumerate`, what is divided by an interval, what grows by 1."""
+def _counts(tree: Tree, loop: Any) -> Iterator[tuple[Any, int]]:
+    """What may count the steps of a loop, and how often the loop itself then gives it a value: what `range` or
+    `enumerate` gives, what is divided by an interval, what grows by 1."""
     if isinstance(loop, cst.For):
         called = tree.names(loop.iter.func) if isinstance(loop.iter, cst.Call) else set()
         if "builtins.range" in called:
-            yield loop.target
+            yield loop.target, 0
         if "builtins.enumerate" in called and isinstance(loop.target, cst.Tuple):
-            yield loop.target.elements[0].value
+            yield loop.target.elements[0].value, 0
         if isinstance(loop.target, cst.Name):
             for node in tree.all(cst.BinaryOperation, loop):
                 divided = tree.code(node.left).strip() == loop.target.value
                 if divided and isinstance(node.operator, cst.Modulo):
-                    yield loop.target
+                    yield loop.target, 0
     for node in tree.all(cst.AugAssign, loop):
         within = tree.around(node, cst.If, cst.For, cst.While, cst.Try, cst.FunctionDef) is loop
         if within and isinstance(node.operator, cst.AddAssign) and tree.literal(node.value) == 1:
-            yield node.target
+            yield node.target, 1
 
 
 AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
@@ -264,6 +289,10 @@ def autocast(tree: Tree, torch: str, device: str, value: str) -> bool:
         _trains(tree, call) and "zero_grad" not in tree.code(call) for one in block for call in tree.all(cst.Call, one)
     ):
         raise NotMechanical(f"forward and update of {tree.name} lie among each other: choose what runs in {value}")
+    for call in calls:
+        behind = any(loop in tree.above(call) for loop in loops) and tree.line(call) > tree.line(block[0])
+        if value == "bf16" and behind and call.func.attr.value == "numpy":
+            raise NotMechanical(f"line {tree.line(call)} hands values to NumPy, which knows no bf16: convert them")
     kind = {"bf16": "bfloat16", "fp16": "float16"}[value]
     if kind == "float16":
         _scaled(tree, torch, device, backward, calls)
@@ -306,5 +335,7 @@ def compile_model(tree: Tree, mode: str) -> bool:
         raise NotMechanical(
             f"which model of {tree.name} to compile cannot be told from one optimizer and its parameters"
         )
-    tree.after(tree.statement(made[0]), f"{models.pop()}.compile({mode})")
+    statement: Any = tree.statement(made[0])
+    ends = isinstance(tree.around(made[0], cst.Return), cst.Return)  # nothing behind it would run
+    (tree.before if ends else tree.after)(statement, f"{models.pop()}.compile({mode})")
     return True

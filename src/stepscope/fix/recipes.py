@@ -17,6 +17,7 @@ import libcst as cst
 from msgspec import Struct
 
 from stepscope.diagnose.in_script import LOADER, edit_of
+from stepscope.diagnose.rule import train_steps
 from stepscope.fix import loops
 from stepscope.fix.edits import Held, Tree
 from stepscope.fix.sources import NotMechanical, Source, Sources
@@ -191,8 +192,8 @@ class Recipe(Struct):
         if place is None:
             raise NotMechanical(f"where the framework is told its settings was not recorded: {name}(..., {arguments})")
         tree = self.open(place.file)
-        calls = [call for call in tree.on(cst.Call, place.line) if _last(tree, call)[:1].isupper()]
-        named = [call for call in calls if _last(tree, call) == name] or calls
+        # a class of the framework's own may be a child of it: NeuralNetClassifier
+        named = [call for call in tree.on(cst.Call, place.line) if _last(tree, call).startswith(name)]
         if not named:
             raise NotMechanical(f"no call of {name} is on line {place.line} of {tree.name}")
         return _arguments(tree, named[0], arguments)
@@ -236,36 +237,28 @@ class Recipe(Struct):
 
     def _setting(self, one: Try) -> bool:
         literal = repr(one.value) if not re.fullmatch(r"\d+|true|false", one.value) else one.value.capitalize()
-        word = (SETTINGS.get(one.knob) or ASSIGNED[one.knob]).rsplit(".", 1)[-1]
+        called = one.knob in SETTINGS
+        name = SETTINGS[one.knob] if called else ASSIGNED[one.knob]
+        full, word = f"torch.{name}", name.rsplit(".", 1)[-1]
         trees = self._trees(word.encode())
-        if one.knob in SETTINGS:
-            full = f"torch.{SETTINGS[one.knob]}"
-            called = word
-            found = [(tree, call) for tree in trees for call in tree.calls(full)]
-            where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
-            found = [pair for pair in found if (pair[0].name, pair[0].line(pair[1])) in where] or found
-            if len(found) > 1:
-                named = ", ".join(f"{tree.name}:{tree.line(call)}" for tree, call in found)
-                raise NotMechanical(f"{called} is called at {named}: choose which of them holds")
-            if found:
-                tree, call = found[0]
-                if len(call.args) != 1:
-                    raise NotMechanical(f"{called} at line {tree.line(call)} is not given one value")
-                was = [site.arguments.get("argument_0") for site in self.analysis.sites if site.what == called]
-                return tree.set_value(call.args[0].value, literal, called, _same(was[0] if was else None))
-            return _insert(trees[0], f"{{torch}}.{SETTINGS[one.knob]}({literal})")
-        name = f"torch.{ASSIGNED[one.knob]}"
-        targets = [
-            (tree, held)
+        found: list[tuple[Tree, Any]] = [
+            (tree, node)
             for tree in trees
-            for held in tree.all(cst.Assign)
-            if name in tree.names(held.targets[0].target)
+            for node in tree.all(cst.Call if called else cst.Assign)
+            if full in tree.names(node.func if called else node.targets[0].target)
         ]
-        if len(targets) > 1:
-            raise NotMechanical(f"{name} is set at several places: choose which of them holds")
-        if targets:
-            return targets[0][0].set_value(targets[0][1].value, literal, name)
-        return _insert(trees[0], f"{{torch}}.{ASSIGNED[one.knob]} = {literal}")
+        where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
+        found = [pair for pair in found if (pair[0].name, pair[0].line(pair[1])) in where] or found
+        if not found:
+            return _insert(trees[0], f"{{torch}}.{name}({literal})" if called else f"{{torch}}.{name} = {literal}")
+        if len(found) > 1:
+            named = ", ".join(f"{tree.name}:{tree.line(node)}" for tree, node in found)
+            raise NotMechanical(f"{word} is set at {named}: choose which of them holds")
+        tree, node = found[0]
+        if called and len(node.args) != 1:
+            raise NotMechanical(f"{word} at line {tree.line(node)} is not given one value")
+        was = next((site.arguments.get("argument_0") for site in self.analysis.sites if site.what == word), None)
+        return tree.set_value(node.args[0].value if called else node.value, literal, word, _same(was))
 
     def _optimizer(self, argument: str, other: str) -> bool:
         spots = {(s.place.file, s.place.line) for s in self.analysis.sites if s.place is not None}
@@ -298,6 +291,9 @@ class Recipe(Struct):
                     seen += 1
                     if call.args:
                         changed |= tree.set_argument(call, "set_to_none", "True")
+            read = next((node for node in tree.all(cst.Attribute) if node.attr.value == "grad"), None)
+            if read is not None:
+                raise NotMechanical(f"{tree.name}:{tree.line(read)} reads .grad, which may be None then: decide there")
         if not seen:
             raise NotMechanical("no zero_grad is in your files: gradients are set to zero by a call of your own")
         return changed
@@ -348,10 +344,14 @@ class Recipe(Struct):
 
     def _rarer(self) -> bool:
         place = self._place()
-        steps = self.every or loops.interval(self.finding.share)
+        train = train_steps(self.analysis)
+        run = train.series[-1][0] + 1 if train is not None and train.series else loops.INTERVALS[-1] * 2
+        steps = self.every or loops.interval(self.finding.share, run)
         tree = self.open(place.file)
         changed = loops.every(tree, place.line, steps)
-        self.notes.append(f"done every {steps} steps only; --every N chooses another interval")
+        self.notes.append(
+            f"done every {steps} steps only, so perhaps not behind the last one; --every N chooses another interval"
+        )
         return changed
 
     def _non_blocking(self, *, optional: bool = False) -> bool:
@@ -367,9 +367,10 @@ class Recipe(Struct):
         return changed
 
     def _float32(self) -> bool:
+        """Of all float64 that is written the whole or nothing: operators take no two types."""
         doubles = {"torch.float64": "float32", "torch.double": "float", "numpy.float64": "float32"}
-        lines = {(place.file, place.line) for place in self.finding.where}
-        trees = [self.open(file) for file in dict.fromkeys(file for file, _ in lines)]
+        lines = [(self.open(place.file), place.line) for place in self.finding.where]
+        trees = dict.fromkeys([*(tree for tree, _ in lines), *self._trees(b"float64"), *self._trees(b"double")])
         found = [
             (tree, node, new)
             for tree in trees
@@ -383,16 +384,15 @@ class Recipe(Struct):
             for call in tree.all(cst.Call)
             if isinstance(call.func, cst.Attribute) and call.func.attr.value == "double" and not call.args
         ]
-        named = [(tree, node, new) for tree, node, new in found if any(tree.line(node) == line for _, line in lines)]
-        if not named and len(found) == 1:
-            named = found
-        if not named:
-            if not found and any(self.sources.open(file).changed for file, _ in lines):
-                return False
-            raise NotMechanical(
-                f"float64 is written at {len(found)} places of the files that are named; {self.decide()}"
-            )
-        for tree, node, new in named:
+        if not found and any(self.sources.open(place.file).changed for place in self.finding.where):
+            return False
+        if len(found) != 1 and not (found and all((tree, tree.line(node)) in lines for tree, node, _ in found)):
+            raise NotMechanical(f"float64 is written at {len(found)} places of your files; {self.decide()}")
+        for tree, node, new in found:
+            if "numpy.float64" not in tree.names(node) and re.search(r"\bnumpy\b", tree.module.code):
+                raise NotMechanical(
+                    f"arrays of NumPy in {tree.name} are float64 unless told otherwise; {self.decide()}"
+                )
             tree.change(node, methodcaller("with_changes", attr=cst.Name(new)))
         return True
 
@@ -469,13 +469,16 @@ def _is_loader_class(tree: Tree, call: cst.Call) -> bool:
 
 
 def _imports(tree: Tree) -> list[Any]:
-    """The imports that a file begins with."""
+    """The imports at the head of a file, to the end of those among which torch is first: what stands between imports,
+    such as a variable of the environment, is often there to hold before the next of them."""
     found: list[Any] = []
+    seen = False
     for line in tree.module.body:
         small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
         if isinstance(small, cst.Import | cst.ImportFrom):
             found.append(line)
-        elif not (isinstance(small, cst.Expr) and isinstance(small.value, cst.SimpleString)):
+            seen = seen or re.match(r"\s*(import|from)\s+torch\b", tree.code(small)) is not None
+        elif seen or isinstance(line, cst.FunctionDef | cst.ClassDef | cst.For | cst.While | cst.With):
             break
     return found
 

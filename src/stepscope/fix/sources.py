@@ -92,7 +92,7 @@ class Sources:
 
     def _read(self, file: str) -> Source | str:
         if not os.path.isabs(file) or "\0" in file:
-            return f"{file} is no file of this machine"
+            return f"{file} is no file of yours"
         path = os.path.realpath(file)
         if not any(path.startswith(root + os.sep) for root in self.roots):
             return f"{file} lies in none of your folders ({', '.join(self.roots)}); name its folder with --source-root"

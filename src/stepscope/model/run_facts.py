@@ -372,6 +372,7 @@ class LoaderFacts(Struct, frozen=True):
     threads: int | None = None
     ranks_on_host: int = 1
     files: FileReads | None = None
+    iterable: bool = False  # its data set gives items in an order of its own; every worker reads it from the start
 
 
 class LoopFacts(Struct, frozen=True):

@@ -6,6 +6,7 @@ import inspect
 import os
 import pickle
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -215,7 +216,17 @@ def test_a_data_set_is_asked_for_its_length_only_where_that_does_nothing(capture
     for data in (counted, Wrapped(counted)):
         iter(torch.utils.data.DataLoader(data, batch_size=2, shuffle=data is not counted))
     assert counted.asked == 2 * asked
-    assert [event["length"] for event in captured.of("loader")] == [4, None, 4, None, 1, 4]
+    told = captured.of("loader")
+    assert [(event["length"], event["iterable"]) for event in told] == [(n, False) for n in (4, None, 4, None, 1, 4)]
+
+
+def test_a_loader_of_a_stream_is_told_as_such(captured: Captured) -> None:
+    class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(X)
+
+    list(torch.utils.data.DataLoader(Stream()))
+    assert [event["iterable"] for event in captured.of("loader")] == [True]
 
 
 def test_iterators_that_a_framework_makes_itself_are_loaders_of_their_data_set(captured: Captured) -> None:

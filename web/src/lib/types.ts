@@ -13,7 +13,7 @@ export interface Place { file: string; line: number | null; function: string | n
 /** Another page of the same run, with parameters. */
 export interface Link { label: string; page: string; params: Record<string, string> }
 
-export interface TextBlock { kind: 'text'; text: string; tone: 'plain' | 'note' | 'warning' | 'good'; link?: Link }
+export interface TextBlock { kind: 'text'; text: string; tone: 'plain' | 'head' | 'note' | 'warning' | 'good'; link?: Link }
 /** Why there is nothing, and what to record so that there is. */
 export interface EmptyBlock { kind: 'empty'; title: string; why: string; record: string; command: string | null }
 export interface Figure { label: string; value: number | string | null; unit: Unit; help: Help | null; note: string | null; missing: string | null }

@@ -98,5 +98,5 @@ export function inMs(ns: number): string {
 /** How much one sees: "12.3 ms of 4.56 s" without its units, for a share. */
 export function shareOf(view: View, whole: View): string {
   const share = (100 * span(view)) / Math.max(span(whole), 1);
-  return share >= 99.95 ? 'everything' : `${digits(share)}\u202f% of it`;
+  return share >= 99.95 ? 'all that is here' : `${digits(share)}\u202f% of it`;
 }

@@ -105,6 +105,7 @@ def loader_facts(
         batch=_content(tables, labelled, event),
         threads=threads,
         ranks_on_host=ranks,
+        iterable=event is not None and event.get("iterable") is True,
         files=None if rows is None else _file_reads(rows, context.lines, opened if in_main else None, batch),
     )
 

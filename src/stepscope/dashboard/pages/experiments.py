@@ -249,10 +249,13 @@ def _compared(context: PageContext | Alone, document: Row) -> Iterator[Block]:
         {**row, "name": name([row["knob"], *row["with_knobs"]]), **changes(row), "ceiling": _ceiling(row)}
         for row in document["main_effects"]
     ]
+    spent = [
+        (row, phase) for row in candidates for phase in row["phases"] if phase["baseline_ms"] or phase["candidate_ms"]
+    ]
     for id, rows in (
         ("candidates", [_candidate(row) for row in candidates]),
         ("candidate-notes", [note for row in candidates for note in _notes(row)]),
-        ("candidate-phases", [{**phase, "name": _name(row)} for row in candidates for phase in row["phases"]]),
+        ("candidate-phases", [{**phase, "name": _name(row)} for row, phase in spent]),
         ("main-effects", effects),
     ):
         yield from rows_table(context, id, rows)

@@ -326,6 +326,7 @@ class LoaderProbe(Probe):
             length=length,
             num_workers=getattr(loader, "num_workers", None),
             batch_size=size,
+            iterable=getattr(loader, "_dataset_kind", None) == 1,  # torch's _DatasetKind.Iterable
         )
 
     def _tell_unmade(self, iterator: Any, serial: int) -> None:
