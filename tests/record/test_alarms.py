@@ -153,6 +153,14 @@ def fetched_before_trained() -> Planted:
     return script, 31, "train/loss"
 
 
+def in_the_second_epoch_of_workers_that_stay() -> Planted:
+    script, batches = Script(), loader(Samples(), num_workers=2, persistent_workers=True)
+    script.train(batches)
+    script.model[2].weight.data[0, 3] = math.inf
+    script.train(batches)
+    return script, SAMPLES // BATCH, "train/loss"
+
+
 def gradient_lost() -> Planted:
     """A layer hands on gradients that are no numbers; the loss shows it a step later."""
     script = Script()
@@ -185,6 +193,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a batch, fetched ahead and accumulated": fetched_ahead_and_accumulated,
     "a batch, gradients accumulated": far_off_while_accumulating,
     "a layer, batches fetched before": fetched_before_trained,
+    "a layer, workers that stay": in_the_second_epoch_of_workers_that_stay,
     "a layer's gradient": gradient_lost,
     "the learning rate": rate_jumps,
 }
