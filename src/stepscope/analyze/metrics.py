@@ -50,9 +50,10 @@ from stepscope.tables.schema import Tables
 WINDOW = 200  # values before, that a spike is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values, heavy tails 7
-RECENT = 50  # of these, which alone tell a series that fell fast before; their tail is short, so twice as far above it
+RECENT = 50  # of these, which alone tell a series that fell fast before
 FALLEN = 2.0  # times that the first of the window are above the last
-TAIL = 1.5  # times what the highest of the values before was above the usual: heavy tails have such neighbours
+LOG_SCORE = 6.0  # of logarithms, whose noise has no heavier tail than the normal one
+TAIL = 1.5  # times what the highest of `WINDOW` values was above the usual; of fewer, which know less of a tail, more
 PART = 100  # values that a longer tail is told by: what 200 have not shown, a converged loss may do now and then
 PARTS = 20  # of these, before
 LIKE = 10.0  # times what is usual: the level of a part that was like now
@@ -63,7 +64,7 @@ LONGEST = 20  # values; what lasts longer is another level
 MAX_CANDIDATES = 1_000
 BLOCK = 50  # values that one window judges roughly
 
-SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
+SIGMA = 1.4826  # the median distance of what is above the median as a standard deviation (of a normal distribution)
 QUARTILES = 1.349  # what the quartiles of a normal distribution lie apart, in standard deviations
 
 SCALES = (10, 20, 80, 320)  # values on either side; a long one finds a small change, a short one the exact place
@@ -112,11 +113,13 @@ def spikes(values: Floats) -> list[Leap]:
         first = max(0, at - 2 * PART * PARTS)
         before = own[first:at][~taken[first:at]][-PART * PARTS :]
         score, usual = _score(float(own[at]), before[-WINDOW:])
+        size = float(np.median(np.abs(before[-WINDOW:])))  # of a series about 0 the size alone is a level
         goes_on = bool(found) and at - found[-1][-1] <= 2
-        least = max(SMALLEST * start, SMALLEST_CHANGE * abs(usual))
-        if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least:
+        least = max(SMALLEST * start, SMALLEST_CHANGE * size)
+        # what has been 0 so far has no size to leap from
+        if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least or not least:
             continue
-        if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, usual):
+        if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, size):
             continue
         taken[at], scores[at] = True, (score, usual)
         if goes_on:
@@ -134,15 +137,14 @@ def spikes(values: Floats) -> list[Leap]:
     return made
 
 
-def _long_tail(before: Floats, usual: float) -> float:
+def _long_tail(before: Floats, size: float) -> float:
     """How far above its median a part of the values before went that was like the last ones, and did not fall."""
-    parts = before[len(before) % PART :].reshape(-1, 2, PART // 2)
+    parts = before[len(before) % PART :].reshape(-1, PART)
     if not len(parts):
         return 0.0
-    early, late = np.median(parts, axis=2).T
-    middle = np.median(parts.reshape(-1, PART), axis=1)
-    like = (np.abs(middle) <= LIKE * abs(usual)) & (np.abs(early) <= LEVELLED * np.abs(late))
-    return float((parts.reshape(-1, PART).max(axis=1) - middle)[like].max(initial=0.0))
+    early, late = np.median(np.abs(parts).reshape(-1, 2, PART // 2), axis=2).T
+    like = (np.median(np.abs(parts), axis=1) <= LIKE * size) & (early <= LEVELLED * late)
+    return float((parts.max(axis=1) - np.median(parts, axis=1))[like].max(initial=0.0))
 
 
 def _candidates(own: Floats) -> Int64:
@@ -166,27 +168,29 @@ def _score(value: float, history: Floats) -> tuple[float, float]:
     usual = float(np.median(history))
     if len(history) < LEAST_BEFORE:
         return 0.0, usual
-    score, windows = 0.0, [(history, TAIL)]
-    if float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:])):
-        windows.append((history[-RECENT:], 2 * TAIL))
-    for before, tail in windows:
-        above = _above(value, before, tail)
-        if usual > 0 and before.min() > 0 and above:
-            above = min(above, _above(math.log(value), np.log(before), tail))
+    score, windows = 0.0, [history]
+    if history.min() > 0 and float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:])):
+        windows.append(history[-RECENT:])
+    for before in windows:
+        above = _above(value, before)
+        if before.min() > 0 and above:
+            above = min(above, _above(math.log(value), np.log(before)) * SCORE / LOG_SCORE)
         score = max(score, above)
     return score, usual
 
 
-def _above(value: float, history: Floats, tail: float) -> float:
+def _above(value: float, history: Floats) -> float:
     """By the spread about the line through the medians of both halves: a series that falls fast is not noisy."""
     half = len(history) // 2
     early, late = (float(np.median(part)) for part in (history[:half], history[half:]))
     line = early + (late - early) * (np.arange(len(history)) - half / 2) / half
     rest = history - line
     usual = max(late, float(line[-1]))
-    spread = SIGMA * float(np.median(np.abs(rest - np.median(rest))))
+    over = rest - np.median(rest)
+    spread = SIGMA * float(np.median(over[over >= 0]))  # below, a loss near 0 has a tail of logarithms
     # where most values are equal, a part of their size that no rounding reaches
     score = (value - usual) / max(spread, 1e-3 * abs(usual), 1e-12)
+    tail = TAIL * math.sqrt(WINDOW / len(history))
     return score if value - usual >= tail * float(rest.max()) else 0.0
 
 

@@ -253,6 +253,15 @@ def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     assert (about["max_norm"], again) == (2.0, [total.item()])
 
 
+def test_a_norm_before_any_backward_pass(captured: Captured) -> None:
+    """`torch.autograd.grad` made the gradients, and nothing else has told of a training yet."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert torch.nn.utils.clip_grad_norm_([weight], 1.0) == 5.0
+    assert kept(captured)["train/grad_norm"] == [5.0]
+
+
 def test_a_loss_that_does_not_lie_in_memory_as_it_is(captured: Captured) -> None:
     weight = torch.nn.Parameter(torch.tensor([1 + 2j]))
     for _ in range(3):
