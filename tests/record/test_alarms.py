@@ -269,8 +269,10 @@ def test_a_stream_has_positions_and_a_strange_sampler_what_is_a_number(captured:
     assert "iterable" in alarm["batches"][-1]["reason"]
 
 
-@pytest.mark.parametrize("own", ["tuples", "one list", "one large list", "texts"])
-def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> None:
+@pytest.mark.parametrize(
+    ("own", "workers"), [("tuples", 0), ("tuples", 2), ("one list", 0), ("one large list", 0), ("texts", 0)]
+)
+def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str, workers: int) -> None:
     class Sampler:
         def __iter__(self) -> Iterator[Any]:
             filled: list[Any] = []
@@ -285,7 +287,7 @@ def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> No
             return super().__getitem__(int(index))
 
     script = Script()
-    script.train(DataLoader(Named(math.nan), batch_sampler=Sampler()))
+    script.train(DataLoader(Named(math.nan), batch_sampler=Sampler(), num_workers=workers))
     captured.finish()
     (alarm,) = captured.of("alarm")
     assert alarm["step"] == script.step_with(POISONED)

@@ -109,11 +109,12 @@ def test_roots_of_many_kinds(captured: Captured) -> None:
     weight.double().prod().mul(float("inf")).backward()
     (weight * 2).backward(torch.ones(3))
     torch.autograd.backward([weight.sum(), weight.prod()])
+    torch.autograd.backward([weight.sum(), weight * 2], [None, torch.ones(3)])  # a part alone would be no loss
     torch.autograd.backward((weight.sum() * 5,))
     with pytest.raises(RuntimeError, match="grad can be implicitly created"):
         (weight * 2).backward()
     marks.log("part", Sharded(weight.sum() * 7))
-    assert kept(captured) == {"train/loss": [3.0, 6.0, 9.0, "inf", 15.0], "part": [21.0]}
+    assert kept(captured) == {"train/loss": [3.0, 6.0, 9.0, "inf", 3.0, 1.0, 15.0], "part": [21.0]}
 
 
 def test_lines_in_any_turn_keep_their_own_losses_and_are_not_heard(captured: Captured) -> None:
@@ -226,6 +227,13 @@ def test_rates_are_written_when_they_change(captured: Captured) -> None:
         "train/lr/bias": [0.2],
         "train/lr/1.0": [0.3, 0.15],
     }
+
+
+def test_each_of_many_groups_has_its_rate(captured: Captured) -> None:
+    """As with a rate for each layer."""
+    rates = {f"train/lr/{number}": [1.0 / (1 + number)] for number in range(100)}
+    torch.optim.SGD([{"params": [torch.ones(1)], "lr": rate} for (rate,) in rates.values()]).step()
+    assert kept(captured) == rates
 
 
 def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:

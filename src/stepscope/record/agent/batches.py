@@ -70,7 +70,8 @@ class Kept:
     def __init__(self, iterator: Any) -> None:
         state: dict[str, Any] = iterator.__dict__
         self.least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
-        self.counter = "_send_idx" if "_send_idx" in state else "_num_yielded"  # of batches that were asked for
+        # of batches that were asked for; of workers it is made only after this
+        self.counter = "_send_idx" if state.get("_num_workers") else "_num_yielded"
         sampler = state.get("_index_sampler")
         # One whose batches are alike; a subclass of the script's may do anything.
         self.is_torchs = type(sampler).__module__ == _SAMPLERS
