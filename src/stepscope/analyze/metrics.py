@@ -44,7 +44,7 @@ from stepscope.model.metrics import (
 )
 from stepscope.read.text import integer
 from stepscope.tables.arrays import Floats, Int64
-from stepscope.tables.metrics import FOUND, LOSS, NORM, NORM_CLIPPED, is_loss, ratio_to_logged
+from stepscope.tables.metrics import FOUND, LOSS, NORM, NORM_CLIPPED, UNDIVIDED, is_loss, ratio_to_logged
 from stepscope.tables.schema import Tables
 
 WINDOW = 200  # values before, that a spike is held against
@@ -521,6 +521,11 @@ class _Run:
         own = (one for one in self._all if one.process == loss.process and one.source not in FOUND)
         logged = [one for one in own if is_loss(one.name.removesuffix(f" ({one.source})"))]
         ratio = ratio_to_logged(total.times_ns, total.values, logged, usual)
+        trained = (pl.col("process") == loss.process) & (pl.col("kind") == "train")
+        fed = self._tables.steps.filter(trained)["fetches"].median()
+        # Passes over one batch may be of several losses, as those of no loader are of an episode's moments.
+        if (ratio is None or ratio.of is None) and (fed == 1 or not (fed or UNDIVIDED.search(node))):
+            return
         yield Accumulation(
             name=LOSS,
             passes=usual,
