@@ -121,19 +121,18 @@ def spikes(values: Floats) -> list[Leap]:
             continue
         if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, size):
             continue
-        taken[at], scores[at] = True, (score, usual)
+        taken[at], scores[at] = True, (usual, score)
         if goes_on:
             found[-1].append(at)
             if at - found[-1][0] >= LONGEST:  # no spike, and what is usual from now on
                 taken[found[-1][0] : at + 1] = False
         else:
             found.append([at])
-    leaps = [group for group in found if group[-1] - group[0] < LONGEST]
     made = []
-    for group in leaps:
-        top = max(group, key=own.__getitem__)
-        score, usual = scores[top]
-        made.append(Leap(int(places[group[0]]), group[-1] - group[0] + 1, float(own[top]), usual, score))
+    for group in found:
+        if group[-1] - group[0] < LONGEST:
+            top = max(group, key=own.__getitem__)
+            made.append(Leap(int(places[group[0]]), group[-1] - group[0] + 1, float(own[top]), *scores[top]))
     return made
 
 
@@ -168,15 +167,15 @@ def _score(value: float, history: Floats) -> tuple[float, float]:
     usual = float(np.median(history))
     if len(history) < LEAST_BEFORE:
         return 0.0, usual
-    score, windows = 0.0, [history]
-    if history.min() > 0 and float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:])):
-        windows.append(history[-RECENT:])
-    for before in windows:
-        above = _above(value, before)
-        if before.min() > 0 and above:
-            above = min(above, _above(math.log(value), np.log(before)) * SCORE / LOG_SCORE)
-        score = max(score, above)
-    return score, usual
+    if history.min() <= 0:
+        return _above(value, history), usual
+    has_fallen = float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:]))
+    scores = (
+        min(_above(value, before), _above(math.log(value), np.log(before)) * SCORE / LOG_SCORE)
+        for before in (history, history[-RECENT:])[: 1 + has_fallen]
+        if value > 0
+    )
+    return max(scores, default=0.0), usual
 
 
 def _above(value: float, history: Floats) -> float:

@@ -150,12 +150,13 @@ class Watched:
         like = (tail for middle, tail in self._parts if middle <= LIKE * size)
         if value - usual < LONG_TAIL * max(like, default=0.0):
             return False
+        if min(values) <= 0:
+            return _stands_out(value, values)
         recent = values[-RECENT:]
-        has_fallen = min(values) > 0 and _median(values[:RECENT]) >= FALLEN * _median(recent)
+        has_fallen = _median(values[:RECENT]) >= FALLEN * _median(recent)
         return any(
-            _stands_out(value, before)
-            and (min(before) <= 0 or _stands_out(math.log(value), [*map(math.log, before)], LOG_SCORE))
-            for before in ((values, recent) if has_fallen else (values,))
+            _stands_out(value, before) and _stands_out(math.log(value), [*map(math.log, before)], LOG_SCORE)
+            for before in (values, recent)[: 1 + has_fallen]
         )
 
 
