@@ -143,7 +143,11 @@ def test_a_run_without_an_alarm_and_one_without_losses(tmp_path: Path, capfd: py
     assert "No alarm" in capfd.readouterr().out
     assert main(healthy, "--step", 3) == 2
     assert "no batch of it was kept" in capfd.readouterr().err
-    assert main(make_run_folder(tmp_path, name="bare")) == 3
+    bare = make_run_folder(tmp_path, name="bare")
+    assert main(bare) == 3
+    (bare / "rank-0" / "batches.jsonl").write_text(json.dumps({"uses": [[0, 1, 0, 1, 4]], "lists": LISTS}))
+    assert main(bare, "--step", 0) == 0  # what was trained on is known without a loss, as of torch.func
+    assert "1 2" in capfd.readouterr().out
     assert main(tmp_path / "nothing") == 3
 
 

@@ -25,14 +25,15 @@ def rows(name: str, source: str, value: Callable[[int], float]) -> list[dict[str
     ]
 
 
-def judged(*series: list[dict[str, Any]], journal: list[dict[str, Any]] | None = None) -> Diagnosis:
+def judged(*series: list[dict[str, Any]], journal: Any = (), fetches: int = 4) -> Diagnosis:
     metrics = [row for own in series for row in own]
-    return diagnose(analyze(make_tables(steps=step_rows(COUNT), metrics=metrics, journal=journal or [])))
+    steps = step_rows(COUNT, fetches=fetches)
+    return diagnose(analyze(make_tables(steps=steps, metrics=metrics, journal=list(journal))))
 
 
-def told(*series: list[dict[str, Any]], journal: list[dict[str, Any]] | None = None) -> list[tuple[str, str]]:
+def told(*series: list[dict[str, Any]], journal: Any = (), fetches: int = 4) -> list[tuple[str, str]]:
     """(rule, severity) of what the rules on training say."""
-    found = judged(*series, journal=journal)
+    found = judged(*series, journal=journal, fetches=fetches)
     assert all(one.evidence and one.fix and one.caveat and one.falsified_by for one in found.risks)
     assert all(finding.category != "training" for finding in found.findings)
     return [(risk.rule.removeprefix("training."), risk.severity) for risk in found.risks]
@@ -70,6 +71,10 @@ def test_a_loss_that_is_divided_or_whose_passes_are_not_of_one_number() -> None:
     assert told(passes(4, divided=True, last=4)) == []
     assert told(passes(4, last=4), journal=root("MulBackward0")) == []  # by something else
     assert told(passes(4, last=4), journal=root("MeanBackward0", scaled=True)) == []  # a pipeline scales gradients
+    # several losses of one batch, and those of an episode's moments, may be meant to be added
+    assert told(passes(4, last=4), journal=root("MeanBackward0"), fetches=1) == []
+    assert told(passes(4, last=4), journal=root("NegBackward0"), fetches=0) == []
+    assert told(passes(4, last=4), journal=root("NllLossBackward0"), fetches=0) == [("loss_not_divided", "warning")]
     uneven = passes(4)
     for row in uneven:
         if row["name"] == "train/loss_sum" and row["step"] % 2:

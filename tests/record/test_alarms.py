@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset  # noqa: E402
 
-from stepscope.record.agent import alarms  # noqa: E402 - after the check for torch
+from stepscope.analyze.metrics import spikes  # noqa: E402 - after the check for torch
+from stepscope.record.agent import alarms  # noqa: E402
 
 from .agent.fake_agent import Captured  # noqa: E402
 
@@ -153,6 +155,14 @@ def fetched_before_trained() -> Planted:
     return script, 31, "train/loss"
 
 
+def in_the_second_epoch_of_workers_that_stay() -> Planted:
+    script, batches = Script(), loader(Samples(), num_workers=2, persistent_workers=True)
+    script.train(batches)
+    script.model[2].weight.data[0, 3] = math.inf
+    script.train(batches)
+    return script, SAMPLES // BATCH, "train/loss"
+
+
 def gradient_lost() -> Planted:
     """A layer hands on gradients that are no numbers; the loss shows it a step later."""
     script = Script()
@@ -185,6 +195,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a batch, fetched ahead and accumulated": fetched_ahead_and_accumulated,
     "a batch, gradients accumulated": far_off_while_accumulating,
     "a layer, batches fetched before": fetched_before_trained,
+    "a layer, workers that stay": in_the_second_epoch_of_workers_that_stay,
     "a layer's gradient": gradient_lost,
     "the learning rate": rate_jumps,
 }
@@ -258,8 +269,10 @@ def test_a_stream_has_positions_and_a_strange_sampler_what_is_a_number(captured:
     assert "iterable" in alarm["batches"][-1]["reason"]
 
 
-@pytest.mark.parametrize("own", ["tuples", "one list", "one large list", "texts"])
-def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> None:
+@pytest.mark.parametrize(
+    ("own", "workers"), [("tuples", 0), ("tuples", 2), ("one list", 0), ("one large list", 0), ("texts", 0)]
+)
+def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str, workers: int) -> None:
     class Sampler:
         def __iter__(self) -> Iterator[Any]:
             filled: list[Any] = []
@@ -274,7 +287,7 @@ def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> No
             return super().__getitem__(int(index))
 
     script = Script()
-    script.train(DataLoader(Named(math.nan), batch_sampler=Sampler()))
+    script.train(DataLoader(Named(math.nan), batch_sampler=Sampler(), num_workers=workers))
     captured.finish()
     (alarm,) = captured.of("alarm")
     assert alarm["step"] == script.step_with(POISONED)
@@ -371,6 +384,27 @@ def test_no_alarm_in_healthy_series(read_at_once: int) -> None:
         assert found == [], seed
         top = max(values[-200:])
         assert watched.look([0], [1_000 * top]), seed  # though it would be heard
+
+
+LEAPS: dict[str, tuple[int, int, Callable[[Any], list[float]]]] = {  # how many of 40 series have one
+    "wrong labels, small batches": (30, 40, lambda draw: [
+        *((0.1 + math.exp(-step / 60)) * draw.gammavariate(3, 1 / 3) for step in range(300)), 4.0
+    ]),
+    "first norms, a rare class": (0, 3, lambda draw: [
+        draw.gauss(0.8, 0.02) + (draw.random() < 0.1) * draw.expovariate(2) for _ in range(80)
+    ]),
+    "a margin that is kept": (0, 0, lambda draw: [(draw.random() < 0.03) * draw.expovariate(500) for _ in range(300)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAPS)
+def test_a_leap_is_told_from_a_tail_on_the_way_as_afterwards(name: str) -> None:
+    least, most, series = LEAPS[name]
+    every = [series(random.Random(seed)) for seed in range(40)]
+    on_the_way = [[one.time_ns for one in alarms.Watched().look(range(len(each)), each)] for each in every]
+    for found in (on_the_way, [[leap.at for leap in spikes(numpy.array(each))] for each in every]):
+        assert least <= sum(map(bool, found)) <= most
+        assert not least or all(leaps in ([], [300]) for leaps in found)
 
 
 @pytest.mark.parametrize("kind", ["plain", "accumulated", "adam", "tiny batches"])

@@ -155,6 +155,12 @@ def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them(
     assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
 
 
+def test_losses_that_one_call_was_given_are_one() -> None:
+    """Not passes of as many batches, whose mean would be the loss."""
+    parts = [(at, value, update) for update, at in enumerate((1, 11)) for value in (0.5, 2.0 + update)]
+    assert found(line(parts, **UNDIVIDED), fetches=2) == {"train/loss": [(0, 2.5), (1, 3.5)]}
+
+
 def test_the_norm_after_clipping_is_torchs() -> None:
     torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.zeros(3))

@@ -44,15 +44,16 @@ from stepscope.model.metrics import (
 )
 from stepscope.read.text import integer
 from stepscope.tables.arrays import Floats, Int64
-from stepscope.tables.metrics import FOUND, LOSS, NORM, NORM_CLIPPED, is_loss, ratio_to_logged
+from stepscope.tables.metrics import FOUND, LOSS, NORM, NORM_CLIPPED, UNDIVIDED, is_loss, ratio_to_logged
 from stepscope.tables.schema import Tables
 
 WINDOW = 200  # values before, that a spike is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values, heavy tails 7
-RECENT = 50  # of these, which alone tell a series that fell fast before; their tail is short, so twice as far above it
+RECENT = 50  # of these, which alone tell a series that fell fast before
 FALLEN = 2.0  # times that the first of the window are above the last
-TAIL = 1.5  # times what the highest of the values before was above the usual: heavy tails have such neighbours
+LOG_SCORE = 6.0  # of logarithms, whose noise has no heavier tail than the normal one
+TAIL = 1.5  # times what the highest of `WINDOW` values was above the usual; of fewer, which know less of a tail, more
 PART = 100  # values that a longer tail is told by: what 200 have not shown, a converged loss may do now and then
 PARTS = 20  # of these, before
 LIKE = 10.0  # times what is usual: the level of a part that was like now
@@ -63,7 +64,7 @@ LONGEST = 20  # values; what lasts longer is another level
 MAX_CANDIDATES = 1_000
 BLOCK = 50  # values that one window judges roughly
 
-SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
+SIGMA = 1.4826  # the median distance of what is above the median as a standard deviation (of a normal distribution)
 QUARTILES = 1.349  # what the quartiles of a normal distribution lie apart, in standard deviations
 
 SCALES = (10, 20, 80, 320)  # values on either side; a long one finds a small change, a short one the exact place
@@ -112,37 +113,37 @@ def spikes(values: Floats) -> list[Leap]:
         first = max(0, at - 2 * PART * PARTS)
         before = own[first:at][~taken[first:at]][-PART * PARTS :]
         score, usual = _score(float(own[at]), before[-WINDOW:])
+        size = float(np.median(np.abs(before[-WINDOW:])))  # of a series about 0 the size alone is a level
         goes_on = bool(found) and at - found[-1][-1] <= 2
-        least = max(SMALLEST * start, SMALLEST_CHANGE * abs(usual))
-        if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least:
+        least = max(SMALLEST * start, SMALLEST_CHANGE * size)
+        # what has been 0 so far has no size to leap from
+        if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least or not least:
             continue
-        if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, usual):
+        if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, size):
             continue
-        taken[at], scores[at] = True, (score, usual)
+        taken[at], scores[at] = True, (usual, score)
         if goes_on:
             found[-1].append(at)
             if at - found[-1][0] >= LONGEST:  # no spike, and what is usual from now on
                 taken[found[-1][0] : at + 1] = False
         else:
             found.append([at])
-    leaps = [group for group in found if group[-1] - group[0] < LONGEST]
     made = []
-    for group in leaps:
-        top = max(group, key=own.__getitem__)
-        score, usual = scores[top]
-        made.append(Leap(int(places[group[0]]), group[-1] - group[0] + 1, float(own[top]), usual, score))
+    for group in found:
+        if group[-1] - group[0] < LONGEST:
+            top = max(group, key=own.__getitem__)
+            made.append(Leap(int(places[group[0]]), group[-1] - group[0] + 1, float(own[top]), *scores[top]))
     return made
 
 
-def _long_tail(before: Floats, usual: float) -> float:
+def _long_tail(before: Floats, size: float) -> float:
     """How far above its median a part of the values before went that was like the last ones, and did not fall."""
-    parts = before[len(before) % PART :].reshape(-1, 2, PART // 2)
+    parts = before[len(before) % PART :].reshape(-1, PART)
     if not len(parts):
         return 0.0
-    early, late = np.median(parts, axis=2).T
-    middle = np.median(parts.reshape(-1, PART), axis=1)
-    like = (np.abs(middle) <= LIKE * abs(usual)) & (np.abs(early) <= LEVELLED * np.abs(late))
-    return float((parts.reshape(-1, PART).max(axis=1) - middle)[like].max(initial=0.0))
+    early, late = np.median(np.abs(parts).reshape(-1, 2, PART // 2), axis=2).T
+    like = (np.median(np.abs(parts), axis=1) <= LIKE * size) & (early <= LEVELLED * late)
+    return float((parts.max(axis=1) - np.median(parts, axis=1))[like].max(initial=0.0))
 
 
 def _candidates(own: Floats) -> Int64:
@@ -166,27 +167,29 @@ def _score(value: float, history: Floats) -> tuple[float, float]:
     usual = float(np.median(history))
     if len(history) < LEAST_BEFORE:
         return 0.0, usual
-    score, windows = 0.0, [(history, TAIL)]
-    if float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:])):
-        windows.append((history[-RECENT:], 2 * TAIL))
-    for before, tail in windows:
-        above = _above(value, before, tail)
-        if usual > 0 and before.min() > 0 and above:
-            above = min(above, _above(math.log(value), np.log(before), tail))
-        score = max(score, above)
-    return score, usual
+    if history.min() <= 0:
+        return _above(value, history), usual
+    has_fallen = float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:]))
+    scores = (
+        min(_above(value, before), _above(math.log(value), np.log(before)) * SCORE / LOG_SCORE)
+        for before in (history, history[-RECENT:])[: 1 + has_fallen]
+        if value > 0
+    )
+    return max(scores, default=0.0), usual
 
 
-def _above(value: float, history: Floats, tail: float) -> float:
+def _above(value: float, history: Floats) -> float:
     """By the spread about the line through the medians of both halves: a series that falls fast is not noisy."""
     half = len(history) // 2
     early, late = (float(np.median(part)) for part in (history[:half], history[half:]))
     line = early + (late - early) * (np.arange(len(history)) - half / 2) / half
     rest = history - line
     usual = max(late, float(line[-1]))
-    spread = SIGMA * float(np.median(np.abs(rest - np.median(rest))))
+    over = rest - np.median(rest)
+    spread = SIGMA * float(np.median(over[over >= 0]))  # below, a loss near 0 has a tail of logarithms
     # where most values are equal, a part of their size that no rounding reaches
     score = (value - usual) / max(spread, 1e-3 * abs(usual), 1e-12)
+    tail = TAIL * math.sqrt(WINDOW / len(history))
     return score if value - usual >= tail * float(rest.max()) else 0.0
 
 
@@ -517,6 +520,11 @@ class _Run:
         own = (one for one in self._all if one.process == loss.process and one.source not in FOUND)
         logged = [one for one in own if is_loss(one.name.removesuffix(f" ({one.source})"))]
         ratio = ratio_to_logged(total.times_ns, total.values, logged, usual)
+        trained = (pl.col("process") == loss.process) & (pl.col("kind") == "train")
+        fed = self._tables.steps.filter(trained)["fetches"].median()
+        # Passes over one batch may be of several losses, as those of no loader are of an episode's moments.
+        if (ratio is None or ratio.of is None) and (fed == 1 or not (fed or UNDIVIDED.search(node))):
+            return
         yield Accumulation(
             name=LOSS,
             passes=usual,

@@ -331,7 +331,7 @@ def batch(
         if rank not in (None, *(ranks := run.tables.run.ranks)):
             raise UsageError(f"--rank {rank}: no such rank in it; there are {', '.join(map(str, ranks))}")
         found = tuple(alarm for alarm in batches.alarms(run.tables) if rank in (None, alarm.rank))
-        if not found and run.tables.metrics.is_empty():
+        if step is None and not found and run.tables.metrics.is_empty():
             raise UnreadableInputError(
                 f"{path}: no loss and no gradient norm in it; they are recorded from `backward` and clipping"
             )

@@ -135,6 +135,11 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64, fetches: Int64
     optimizers = [
         np.zeros(len(series.values), np.int64) if series.optimizers is None else series.optimizers for series in losses
     ]
+    columns = times, sites, told, np.concatenate(optimizers)[order]
+    # Several losses that one call was given are one.
+    parts = np.flatnonzero(np.append(True, np.diff(times) | np.diff(sites))[: len(times)])
+    times, sites, told, of_optimizers = (column[parts] for column in columns)
+    values = np.add.reduceat(values, parts) if len(parts) else values
     updates, inside = np.where(told < 0, -1 - told, told), told < 0
     rows = step_at(times, starts, walls, np.arange(len(starts), dtype=np.int64))
     # A pass in no step is of the update that follows: one before an evaluation in its midst, or left over by the epoch
@@ -148,7 +153,7 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64, fetches: Int64
     again[1:] = inside[1:] & inside[:-1] & ~begins[1:]
     kept = ~again
     return _Passes(
-        times[kept], values[kept], sites[kept], np.concatenate(optimizers)[order][kept], rows[kept],
+        times[kept], values[kept], sites[kept], of_optimizers[kept], rows[kept],
         np.flatnonzero(begins[kept]),
     )  # fmt: skip
 

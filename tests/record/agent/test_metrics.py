@@ -109,11 +109,12 @@ def test_roots_of_many_kinds(captured: Captured) -> None:
     weight.double().prod().mul(float("inf")).backward()
     (weight * 2).backward(torch.ones(3))
     torch.autograd.backward([weight.sum(), weight.prod()])
+    torch.autograd.backward([weight.sum(), weight * 2], [None, torch.ones(3)])  # a part alone would be no loss
     torch.autograd.backward((weight.sum() * 5,))
     with pytest.raises(RuntimeError, match="grad can be implicitly created"):
         (weight * 2).backward()
     marks.log("part", Sharded(weight.sum() * 7))
-    assert kept(captured) == {"train/loss": [3.0, 6.0, 9.0, "inf", 15.0], "part": [21.0]}
+    assert kept(captured) == {"train/loss": [3.0, 6.0, 9.0, "inf", 3.0, 1.0, 15.0], "part": [21.0]}
 
 
 def test_lines_in_any_turn_keep_their_own_losses_and_are_not_heard(captured: Captured) -> None:
@@ -228,6 +229,11 @@ def test_rates_are_written_when_they_change(captured: Captured) -> None:
     }
 
 
+def test_each_of_many_groups_has_its_rate(captured: Captured) -> None:
+    torch.optim.SGD([{"params": [torch.ones(1)], "lr": 1.0 + number} for number in range(100)]).step()
+    assert kept(captured) == {f"train/lr/{number}": [1.0 + number] for number in range(100)}
+
+
 def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     model = torch.nn.Linear(2, 1, bias=False)
@@ -251,6 +257,15 @@ def test_norms_scales_and_the_loss_before_scaling(captured: Captured) -> None:
     # what it was clipped by, of a norm that is there already
     ((again, about),) = ((values, about) for *_, values, about in captured.curves() if about.get("again"))
     assert (about["max_norm"], again) == (2.0, [total.item()])
+
+
+def test_a_norm_before_any_backward_pass(captured: Captured) -> None:
+    """`torch.autograd.grad` made the gradients, and nothing else has told of a training yet."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert torch.nn.utils.clip_grad_norm_([weight], 1.0) == 5.0
+    assert kept(captured)["train/grad_norm"] == [5.0]
 
 
 def test_a_loss_that_does_not_lie_in_memory_as_it_is(captured: Captured) -> None:

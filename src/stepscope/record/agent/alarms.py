@@ -28,14 +28,17 @@ NAME, SEARCH = "alarms", "search"
 WINDOW = 200  # values before, that one is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
-TAIL = 1.5  # times what the highest of the values before was above their median: heavy tails have such neighbours
+LOG_SCORE = 6.0  # of logarithms, whose noise has no heavier tail than the normal one
+TAIL = 1.5  # times what the highest of `WINDOW` values was above the usual; of fewer, which know less of a tail, more
+RECENT = 50  # of these, which alone tell a series that fell fast before
+FALLEN = 2.0  # times that the first of the window are above the last
 SMALLEST_CHANGE = 0.1  # of what is usual: runs of one script differ by a few percent
 PART, PARTS = 100, 20  # a longer tail: what 200 values have not shown, a converged loss may do now and then
 LIKE = 10.0  # times what is usual: the level of a part that was like now
 LEVELLED = 1.3  # times that the first half of such a part is above the second, at most: a fall is no tail
 LONG_TAIL = 2.0  # times the highest of those parts above their median
 SMALLEST = 0.1  # of the upper quartile of the first values: a loss near 0 leaps by large factors, and means nothing
-SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
+SIGMA = 1.4826  # the median distance of what is above the median as a standard deviation (of a normal distribution)
 DUE = WINDOW  # new values after which the rough limit is made anew: 70 us then, a third of a microsecond a value
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
 QUIET_STEPS = 50
@@ -69,7 +72,7 @@ class Watched:
         self._values: deque[float] = deque(maxlen=WINDOW)
         self._times: deque[int] = deque(maxlen=VALUES_PER_STEP)
         self._part: list[float] = []  # the last values, of which no part is made yet
-        self._parts: deque[tuple[float, float]] = deque(maxlen=PARTS)  # median, and how far the highest is above it
+        self._parts: deque[tuple[float, float]] = deque(maxlen=PARTS)  # usual size, and how far up the highest goes
         self._smallest = 0.0
         self._limit = math.inf  # what is above it is looked at
         self._new = 0  # values since the limit was made
@@ -114,10 +117,9 @@ class Watched:
         self._part += values
         if len(self._part) >= PART:
             part, self._part = self._part[-PART:], []
-            early, late = _median(part[: PART // 2]), _median(part[PART // 2 :])
-            if abs(early) <= LEVELLED * abs(late):
-                middle = _median(part)
-                self._parts.append((middle, max(part) - middle))
+            sizes = [*map(abs, part)]
+            if _median(sizes[: PART // 2]) <= LEVELLED * _median(sizes[PART // 2 :]):
+                self._parts.append((_median(sizes), max(part) - _median(part)))
         self._new += len(values)
         if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
             # The limit is half the score, for what is judged against the last values exactly.
@@ -141,18 +143,26 @@ class Watched:
 
     def _leaps(self, value: float) -> bool:
         values = list(self._values)
-        usual = _median(values)
-        if value - usual < max(self._smallest, SMALLEST_CHANGE * abs(usual)) or not _stands_out(value, values):
+        usual, size = _median(values), _median([*map(abs, values)])  # of a series about 0 the size alone is a level
+        least = max(self._smallest, SMALLEST_CHANGE * size)
+        if not least or value - usual < least:  # what has been 0 so far has no size to leap from
             return False
-        like = (tail for middle, tail in self._parts if abs(middle) <= LIKE * abs(usual))
+        like = (tail for middle, tail in self._parts if middle <= LIKE * size)
         if value - usual < LONG_TAIL * max(like, default=0.0):
             return False
-        return min(values) <= 0 or _stands_out(math.log(value), [math.log(other) for other in values])
+        if min(values) <= 0:
+            return _stands_out(value, values)
+        recent = values[-RECENT:]
+        has_fallen = _median(values[:RECENT]) >= FALLEN * _median(recent)
+        return any(
+            _stands_out(value, before) and _stands_out(math.log(value), [*map(math.log, before)], LOG_SCORE)
+            for before in (values, recent)[: 1 + has_fallen]
+        )
 
 
-def _stands_out(value: float, values: list[float]) -> bool:
+def _stands_out(value: float, values: list[float], score: float = SCORE) -> bool:
     usual, spread, highest = _expected(values)
-    return value - usual >= max(SCORE * spread, TAIL * highest)
+    return value - usual >= max(score * spread, TAIL * math.sqrt(WINDOW / len(values)) * highest)
 
 
 def _expected(values: list[float]) -> tuple[float, float, float]:
@@ -167,7 +177,7 @@ def _expected(values: list[float]) -> tuple[float, float, float]:
     first = early - slope * half / 2
     rest = [value - first - slope * at for at, value in enumerate(values)]
     usual, middle = max(late, first + slope * (len(values) - 1)), _median(rest)
-    distance = _median([abs(value - middle) for value in rest])
+    distance = _median([value - middle for value in rest if value >= middle])  # below, a loss near 0 has a tail of logs
     return usual, max(SIGMA * distance, 1e-3 * abs(usual), 1e-12), max(rest)
 
 

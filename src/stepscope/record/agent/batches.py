@@ -70,7 +70,8 @@ class Kept:
     def __init__(self, iterator: Any) -> None:
         state: dict[str, Any] = iterator.__dict__
         self.least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
-        self.counter = "_send_idx" if "_send_idx" in state else "_num_yielded"  # of batches that were asked for
+        # of batches that were asked for; of workers it is made only after this
+        self.counter = "_send_idx" if state.get("_num_workers") else "_num_yielded"
         sampler = state.get("_index_sampler")
         # One whose batches are alike; a subclass of the script's may do anything.
         self.is_torchs = type(sampler).__module__ == _SAMPLERS
@@ -97,12 +98,12 @@ class Kept:
         """The number of the batch that is asked for next, as far as we have heard of them."""
         return self.lists[-1][0] + 1 if self.lists else self.first or 0
 
-    def listen(self, state: dict[str, Any]) -> bool:
-        """Have what the sampler of an iterator gives pass into `lists`; False where somebody has to look at each."""
+    def listen(self, state: dict[str, Any], first: int) -> bool:
+        """Have what a sampler gives from batch `first` on pass into `lists`; False where somebody looks at each."""
         if self.first is not None:
             return self.is_torchs
         source: Any = state.get("_sampler_iter")
-        self.first = state.get(self.counter) or 0
+        self.first = first
         self.is_torchs = self.is_torchs and source.__class__ is GeneratorType
         if self.is_torchs:
             heard, given = tee(source)
@@ -155,10 +156,10 @@ class Batches:
         kept = iterator.__dict__.get(KEPT)
         if kept is None or kept.first is not None:
             kept = iterator.__dict__[KEPT] = Kept(iterator)
-        self._listen(kept, iterator)
+        self._listen(kept, iterator, 0)  # persistent workers' counter still has the pass before
 
-    def _listen(self, kept: Kept, iterator: Any) -> None:
-        if kept.reason is None and not kept.listen(iterator.__dict__):
+    def _listen(self, kept: Kept, iterator: Any, first: int) -> None:
+        if kept.reason is None and not kept.listen(iterator.__dict__, first):
             self.look_at_each()
 
     def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
@@ -168,7 +169,7 @@ class Batches:
         if kept is None:
             kept = state[KEPT] = Kept(iterator)
         if not anew:
-            self._listen(kept, iterator)
+            self._listen(kept, iterator, state.get(kept.counter) or 0)
             kept.seen_from = state.get("_num_yielded") or 0
         self.kept[serial] = kept
         if len(self.kept) > ITERATORS_LIMIT:

@@ -38,7 +38,7 @@ HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more o
 SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs under
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
-OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
+OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 128  # whose learning rates are kept; an optimizer per parameter has hundreds alike
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
 DIVISIONS = ("DivBackward", "MulBackward")  # last nodes that may divide by the number of passes of an update
 FACTORS_LIMIT = 16  # passes of a line whose divisor is read: does it change with each of them, or with the update?
@@ -183,13 +183,15 @@ class Metrics:
                 for listener in self.listeners:
                     listener(series, [time_ns], [value])
 
-    def loss(self, tensors: Any, now_ns: int) -> None:
-        """`backward` is about to be called on `tensors`, by who called the wrapper that called our caller.
+    def loss(self, root: Any, now_ns: int, depth: int = 3) -> None:
+        """`backward` is about to be called on `root`, by who called the wrapper that called our caller.
 
         All in one function, for what it calls is in nobody's cache by the time of the next step.
         """
-        root = tensors
-        if root.__class__ is not self._tensor and root.__class__ in (list, tuple) and len(root) == 1:
+        if root.__class__ is not self._tensor and root.__class__ in (list, tuple):
+            if len(root) != 1:
+                self._losses(root, now_ns, depth + 2)
+                return
             root = root[0]
         if self._scaled is None:
             self.is_scaled = False
@@ -200,7 +202,7 @@ class Metrics:
             return
         # The line, without making its name. A code object's own hash goes over all that it holds; `_codes` keeps each
         # alive, and its number its own.
-        frame = _frame(3)
+        frame = _frame(depth)
         caller = frame.f_back
         if frame.f_code is self._backward and caller is not None:
             frame, caller = caller, caller.f_back
@@ -350,6 +352,12 @@ class Metrics:
             self._steppers = {update: self._steppers[update] for update in list(self._steppers)[-SIZE:]}
 
     # --------------------------------------------------------------------------------------------------- internals
+
+    def _losses(self, roots: Any, now_ns: int, depth: int) -> None:
+        """Keep what one call was given: it is added up where the table is made."""
+        if self._scaled is None and all(getattr(root, "numel", int)() == 1 for root in roots):
+            for root in roots:
+                self.loss(root, now_ns, depth)
 
     def _take(self, tensor: Any, entry: Entry) -> None:
         """Keep what lies on a device."""
