@@ -72,6 +72,9 @@ class Use(NamedTuple):
 # backward passes: (rows, iterator, the first step's first batch, batches, passes).
 Used = Tuple[List[StepRow], Optional[int], int, int, int]
 
+# What an optimizer's closure runs: up to its last backward pass, and behind it, as a framework's hooks do.
+_CLOSURE, _BEHIND = (FORWARD, 0), (OTHER, 0)
+
 
 class StepCutter:
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
@@ -290,11 +293,18 @@ class StepCutter:
             last = self._segments[-1]
         if not self.in_backward:
             last.backward += 1
+            if self._stack and self._stack[-1] == _BEHIND:
+                self._stack[-1] = _CLOSURE
         self._enter(BACKWARD, 0, now, FORWARD)
 
     def backward_end(self, now: int) -> None:
-        if not self._leave(BACKWARD, now) or (self._stack and self.in_backward):
+        if not self._leave(BACKWARD, now):
             return
+        if self._stack:
+            if self.in_backward:
+                return
+            if self._stack[-1] == _CLOSURE:
+                self._stack[-1] = _BEHIND
         last = self._segments[-1]
         if BACKWARD_AS_OPTIMIZER in last.optimizers and not last.stepped:
             self._optimizer_done(BACKWARD_AS_OPTIMIZER, now)
@@ -344,10 +354,10 @@ class StepCutter:
         self._opened_ns = None
         if self._segments and self._segments[0].leader is None and not self._segments[0].knows_forward:
             self._segments[0].knows_forward, self._segments[0].knows_wait = True, False
-        self._enter(FORWARD, 0, now, OTHER)
+        self._enter(*_CLOSURE, now, OTHER)
 
     def closure_end(self, now: int) -> None:
-        self._leave(FORWARD, now)
+        self._leave(*((OTHER, now) if _BEHIND in self._stack else (FORWARD, now)))
 
     def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
         """A GradScaler found an overflow and left the update out: the iteration is complete all the same."""
