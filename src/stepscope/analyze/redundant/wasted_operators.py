@@ -344,9 +344,9 @@ def _with_products(every: _Operators, gradients: list[int]) -> list[int]:
     rows = np.sort(np.union1d(products, np.array(gradients, np.int64)))
     for row in rows[np.argsort(starts[rows], kind="stable")].tolist():
         dims = every.of(np.array([row]))[0].dims
-        if row not in found:
+        if row not in found and len(dims) > 1 and all(dims[:2]):
             made[tuple(sorted((dims[0][0], dims[1][-1])))] = row
-        elif dims and (product := made.pop(tuple(sorted(dims[0])), None)) is not None:
+        elif row in found and dims and (product := made.pop(tuple(sorted(dims[0])), None)) is not None:
             gradients.append(product)
     return gradients
 

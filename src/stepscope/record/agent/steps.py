@@ -94,6 +94,7 @@ class StepCutter:
         self._optimizer_signalled = False
         self._mark: str | None = None  # the strongest source of marks seen
         self._number = 0
+        self._single = (0, -2)  # the last iterator that was asked for one batch alone, and the steps until then
         self._most_fetches = 0
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
@@ -235,6 +236,12 @@ class StepCutter:
         if iterator is not None and iterator_id == self._anchor:
             if iterator.exhausted and iterator.trained and not iterator.evaluates and not self._trained():
                 return  # its last batches were kept, and may still be trained on
+            if iterator.total == 1 and not self._trained():
+                gone, steps = self._single
+                self._iterators.pop(gone, None)
+                self._single = iterator_id, self._number
+                if 0 < self._number <= steps + 1 and not any(one.trained for one in self._iterators.values()):
+                    return  # `next(iter(loader))` in each step: what it gave feeds this one
             self._anchor = None
             if not self._stack and self._segments and self._resting is None:
                 self._anchor_dead(iterator, now)
