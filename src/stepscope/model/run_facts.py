@@ -369,6 +369,7 @@ class LoaderFacts(Struct, frozen=True):
     threads: int | None = None
     ranks_on_host: int = 1
     files: FileReads | None = None
+    anew: bool = False  # an iterator for each batch, of which it would give more
 
 
 class LoopFacts(Struct, frozen=True):

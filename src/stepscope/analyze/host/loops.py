@@ -221,11 +221,11 @@ def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
         "key": pl.Series(part.codes[positions]).replace_strict(keys, return_dtype=pl.String),
     }
     # but for a few that are called in turn, each again and again, as experts of single tokens
-    kind, of_kind = pl.col("key").str.replace(rf"^({MODULE_CALL}.*)_\d+$", "$1"), ("step", "track", "caller", "kind")
+    kind = pl.col("key").cast(pl.String).str.replace(rf"^({MODULE_CALL}.*)_\d+$", "$1")
+    of_kind = ("step", "track", "caller", "kind")
     in_turn = pl.len().over(of_kind) >= IN_TURN * pl.col("key").n_unique().over(of_kind)
-    keyed = (
-        pl.DataFrame(columns).with_columns(kind=kind).with_columns(key=pl.when(in_turn).then("kind").otherwise("key"))
-    )
+    keyed = pl.DataFrame(columns).with_columns(kind=kind)
+    keyed = keyed.with_columns(key=pl.when(in_turn).then("kind").otherwise("key"))
     calls = keyed.group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
     modules = np.flatnonzero(part.named(lambda name: name.startswith(MODULE_CALL), part.inside))
     node_ns, module_ns = (np.sort(part.start_ns[rows]) for rows in (_nodes(part), modules))

@@ -43,6 +43,7 @@ from stepscope.tables.arrays import Int64, climb, flags, unique
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
+ANEW = 0.5  # of the steady steps, which are without an epoch's first batch where there are others
 _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
 
 
@@ -59,7 +60,7 @@ def loader_facts(
     wait = next((part for part in train.partition if part.category == "data_wait"), None) if train else None
     if train is None or wait is None:
         return None
-    event = feeding_loader(tables, labelled)
+    event, steady = feeding_loader(tables, labelled), labelled.steady("train")
     site = site_of(tables, event)
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
     workers, batch = (
@@ -100,6 +101,7 @@ def loader_facts(
         threads=threads,
         ranks_on_host=ranks,
         files=None if rows is None else _file_reads(rows, context.lines, opened if in_main else None, batch),
+        anew=steady.filter("first_batch").height > ANEW * steady.height and (event or {}).get("length") != 1,
     )
 
 
