@@ -331,24 +331,25 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
     nodes = np.flatnonzero(scene.calls.is_backward & scene.mine)
     at = np.searchsorted(begins, span.start_ns[nodes], side="right") - 1
     nodes = nodes[(at >= 0) & (span.start_ns[nodes] < np.array([*ends, 0])[at])]
-    nodes = np.union1d(nodes, np.array(_with_products(every, between), np.int64))
+    if between:
+        nodes = np.union1d(nodes, _with_products(every, between))
     made = self_or_ancestor(span.parent, scene.calls.forward >= 0)[nodes]
     if len(nodes):
         yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(scene.calls.forward[made[made >= 0]])
 
 
-def _with_products(every: _Operators, gradients: list[int]) -> list[int]:
+def _with_products(every: _Operators, gradients: list[int]) -> Int64:
     """These gradients of matrices, each with the product that made it: the last one before it of its shape."""
     starts, products = every.scene.span.start_ns, every.where(form.name == "aten::mm" for form in every.forms)
     made, found = dict[tuple[int, ...], int](), set(gradients)
-    rows = np.sort(np.union1d(products, np.array(gradients, np.int64)))
+    rows = np.union1d(products, np.array(gradients, np.int64))
     for row in rows[np.argsort(starts[rows], kind="stable")].tolist():
         dims = every.of(np.array([row]))[0].dims
         if row not in found and len(dims) > 1 and all(dims[:2]):
             made[tuple(sorted((dims[0][0], dims[1][-1])))] = row
         elif row in found and dims and (product := made.pop(tuple(sorted(dims[0])), None)) is not None:
             gradients.append(product)
-    return gradients
+    return np.array(gradients, np.int64)
 
 
 def _histories(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
