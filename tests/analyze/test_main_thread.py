@@ -77,6 +77,44 @@ def test_a_generator_expression_counts_its_items() -> None:
     assert (loop.callee, loop.calls_per_step, loop.place.line) == ("item", 100, 2)
 
 
+def test_an_inner_loop_is_no_more_than_its_own_iterations() -> None:
+    """Neither what lies between its runs nor what hands out parameters; signs call operators that no name tells."""
+    source = """def adapt(model, made):
+    for task in range(3):
+        loss = differentiate(list(model.parameters()))
+        for weight, gradient in zip(model.parameters(), loss):
+            made.append(weight + gradient)
+"""
+    steps, trace = steps_with_window(), Trace()
+    for row in steps:
+        if row["in_window"]:
+            at, step = row["start_ns"], row["step"]
+            trace.add("train.py(1): adapt", at, 80 * MS, step=step)
+            for run in range(at, at + 60 * MS, 20 * MS):
+                trace.add("aten::mm", run, 10 * MS, step=step, category="cpu_op")
+                for start in range(run + 12 * MS, run + 16 * MS, 100 * US):
+                    trace.add("torch/nn/modules/module.py(2600): parameters", start, 60 * US, step=step)
+                    trace.add("aten::add", start + 60 * US, 30 * US, step=step, category="cpu_op")
+    loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
+    assert (loop.callee, loop.calls_per_step, loop.calls_per_invocation) == ("aten::add", 120, 40)
+    assert (loop.place.line, loop.loop_line, loop.operators_per_call) == (5, 4, 1)
+    assert loop.ms_per_step < 20
+
+
+def test_modules_that_are_called_in_turn_are_one_loop() -> None:
+    source = "def forward(self, tokens):\n    for token in tokens:\n        self.experts[choose(token)](token)\n"
+    steps, trace = steps_with_window(), Trace()
+    for row in steps:
+        if row["in_window"]:
+            at, step = row["start_ns"], row["step"]
+            trace.add("train.py(1): forward", at, 60 * MS, step=step)
+            for number in range(40):
+                trace.add(f"nn.Module: Expert_{number % 3}", at + number * MS, 900 * US, step=step)
+                trace.add("aten::mm", at + number * MS, 800 * US, step=step, category="cpu_op")
+    loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
+    assert (loop.callee, loop.calls_per_step, loop.loop_line) == ("Expert", 40, 2)
+
+
 def test_what_is_made_of_a_class_is_called_by_its_own_name() -> None:
     source = "decode = Decoder()\nfor batch in range(9):\n    for token in range(99):\n        decode(token)\n"
     steps, trace = steps_with_window(), Trace()
@@ -213,6 +251,10 @@ def io_window() -> tuple[list[dict[str, Any]], Trace]:
             trace.add("train.py(10): log", at, 30 * MS, step=step)
             trace.add("<built-in method write of _io.TextIOWrapper object at 0x7f>", at, 2 * MS, step=step)
             trace.add("<built-in function fsync>", at + 5 * MS, 20 * MS, step=step)
+            trace.add(
+                "<built-in method readline of _io.BufferedRWPair object at 0x7f>", at + 26 * MS, 3 * MS, step=step
+            )
+            trace.add("/usr/lib/python3.11/socket.py(706): readinto", at + 26 * MS, 3 * MS, step=step)  # no file
             loader = "torch/utils/data/dataloader.py(733): __next__"
             trace.add(loader, at + 40 * MS, 30 * MS, step=step)
             trace.add("train.py(20): __getitem__", at + 40 * MS, 30 * MS, step=step)

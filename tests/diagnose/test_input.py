@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope import api
@@ -221,6 +222,18 @@ def test_workers_are_promised_what_real_cores_can_do() -> None:
     many, two = (only(loader_tables(affinity=cores), RULE).expected_gain for cores in (16, 2))
     assert some(many).low == pytest.approx(1 - ((40 * 16 + 60) / 8 + 6 + 1) / 100)
     assert two is None  # a gain from nothing on is no prediction; what is most stands in the ceiling
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("length", [1, 625])
+def test_an_iterator_for_each_batch_is_what_is_told(workers: int, length: int) -> None:
+    """But for epochs of a single batch."""
+    tables = loader_tables(workers=workers)
+    made = tables.journal.with_columns(data=pl.col("data").str.replace("{", f'{{"length": {length}, ', literal=True))
+    anew = replace(tables, steps=tables.steps.with_columns(first_batch=True), journal=made)
+    finding = only(anew, RULE)
+    assert ("next(batches)" in finding.fix) == (length > 1)
+    assert ("workers" in finding.title or bool(finding.try_)) == (length == 1)
 
 
 SMALL = {"tensors": 2, "bytes": 8448, "objects": 1}

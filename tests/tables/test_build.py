@@ -123,6 +123,23 @@ def test_hooks_that_take_long_under_a_profiler_are_no_sign_of_a_clock(
     assert ("clock" in notes(result)) is is_moved
 
 
+def test_steps_that_begin_with_their_annotations_are_on_one_clock(tmp_path: Path):
+    """On a busy machine every hook may have to wait for a core."""
+    steps = step_rows(3, in_window=True)
+    updates = [(row["optimizer_ns"] or 0) + (row["other_ns"] or 0) for row in steps]
+    slices = [
+        {
+            "name": "Optimizer.step#SGD.step",
+            "cat": "user_annotation",
+            "ts": (row["start_ns"] + row["wall_ns"] - update - T0) / 1000,
+            "dur": update / 1000 + 24_000,
+        }
+        for row, update in zip(steps, updates, strict=True)
+    ]
+    result = build(tmp_path, steps=steps, traces={"trace-0.json": trace(*slices, base=T0)})
+    assert "clock" not in notes(result)
+
+
 def test_missing_manifest_and_rank_json(tmp_path: Path):
     folder = make_run_folder(tmp_path)
     (folder / "host-a" / "manifest.json").unlink()

@@ -175,7 +175,7 @@ def reported_loops(analysis: Analysis) -> list[LoopFacts]:
 
 
 def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
-    cost, source = loop.both_passes_ms, loop.source
+    cost, source, calls = loop.both_passes_ms, loop.source, f"{round(loop.calls_per_step, 1):g}"
     callee = loop.callee.removeprefix("aten::")
     carried = loop.carried if callee not in JOINING else None
     forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
@@ -217,7 +217,7 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         figure(f"{loop.backward_node} per step", backward_calls, "calls", source, 2),
     )
     return Claim(
-        title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}"
+        title=f"A Python loop ({shown(start)}) calls {loop.callee} {calls} times per step{size}"
         + (", one after the other" if carried else ""),
         steps=train,
         cost_ms=cost,
@@ -235,7 +235,7 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         "Sums in another order differ in the last digits." + ("" if loop.dimension else ONE_AFTER_ANOTHER),
         falsified_by=f"With fewer calls of {loop.callee} for as many items the mean step does not get shorter"
         if carried
-        else f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
+        else f"With the loop replaced by one call, {loop.callee} still runs {calls} times per "
         "step, or the mean step does not get shorter",
     )
 

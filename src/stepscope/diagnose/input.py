@@ -170,7 +170,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
         falsified_by=_SAME_BATCH,
     )
-    gained = _gained_by_workers(analysis, train, loader, share)
+    gained = None if loader.anew else _gained_by_workers(analysis, train, loader, share)
     if gained is not None and loader.batch is not None and gained.high < REPORT_FLOOR:
         # where handing batches over costs what workers would gain: what else can be done, as far as that is known
         if hot is not None:
@@ -189,7 +189,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
     # without samples the wait is measured, its reason is not
     unsure = ["medium"] if not loader.samples and analysis.stacks is None else []
     kept_ms = 0.0
-    if loader.in_main_process and hot is None and part is None:
+    if loader.in_main_process and hot is None and part is None and not loader.anew:
         # what workers leave of the wait, where nothing but workers is proposed
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
@@ -204,7 +204,7 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         caveat=f"{hidden} {_caveat(loader)}".strip(),
         tries=_tries(loader),
         falsified_by=f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
-        if loader.in_main_process
+        if loader.in_main_process and not loader.anew
         else _SAME_BATCH,
     )
 
@@ -212,6 +212,8 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
 def _caveat(loader: LoaderFacts) -> str:
     """What the proposed change costs."""
     caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
+    if loader.anew:
+        return "An epoch then holds each sample once, where now the same may come again in the next step."
     if _needless_workers(loader):
         caveat = "Batches are then made while nothing trains, and random numbers are those of the training process."
     elif loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
@@ -259,6 +261,13 @@ def _words(
     at_part = f"in {_library_name(part)}" if part is not None else ""
     shorter = f"; then shorten the work {f'at {shown(hot)}' if hot else at_part}" if hot or part else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
+    if loader.anew:
+        return (
+            f"Each step asks the loader for an iterator and takes one batch of it, {waits}{named}",
+            "Make one for each epoch, in front of the loop: `for batch in loader`, or batches = iter(loader) and in a "
+            "step next(batches). A new one draws the order of all samples again, and its workers make batches that "
+            f"nobody takes{shorter}",
+        )
     if loader.in_main_process:
         return (
             f"The training process loads every batch itself, {waits}{named}",
@@ -433,10 +442,10 @@ def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts
 
 
 def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
+    if loader.anew or _shares(loader):
+        return ()  # a person has to see to it first
     if _needless_workers(loader):
         return (Try("loader.num_workers", "0"),)
-    if _shares(loader):
-        return ()  # a person has to see to it first
     tries = []
     if loader.suggested_workers > (loader.num_workers or 0) and not _parked(loader):
         tries.append(Try("loader.num_workers", str(loader.suggested_workers)))

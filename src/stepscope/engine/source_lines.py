@@ -122,6 +122,8 @@ class Lines:
         # what was made of a class goes by a name of its own: the line that calls the class makes it
         found = _calls(scope, lambda node: known.calls(node, name) and not _is_call(node, name), loop=loop)
         found = found or _calls(scope, lambda node: _is_call(node, name), loop=loop)
+        if name != callee:
+            found = found or _calls(scope, lambda node: _is_sign(node, name), loop=loop)
         lines = [line for line, _ in found]
         if loop and not found:  # an assignment to an item names nothing: the busiest line of the loops
             lines = [line for node in _loops(scope) for line in range(node.lineno, (node.end_lineno or 0) + 1)]

@@ -373,6 +373,7 @@ class LoaderFacts(Struct, frozen=True):
     ranks_on_host: int = 1
     files: FileReads | None = None
     iterable: bool = False  # its data set gives items in an order of its own; every worker reads it from the start
+    anew: bool = False  # an iterator for each batch, of which it would give more
 
 
 class LoopFacts(Struct, frozen=True):

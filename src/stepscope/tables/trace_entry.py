@@ -596,15 +596,17 @@ def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
 
 
 def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
-    """Ends of the steps of each window: steps that follow each other."""
+    """Of each window's steps, which follow each other, the ends and where the optimizer began."""
     steps = [row for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
     ends = np.array([row["start_ns"] + row["wall_ns"] for row in steps], dtype=np.int64)
+    begins = ends - np.array([(row["optimizer_ns"] or 0) + (row["other_ns"] or 0) for row in steps], dtype=np.int64)
     numbers = np.array([row["step"] for row in steps], dtype=np.int64)
-    return np.split(ends, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return np.split(np.stack([ends, begins], axis=1), np.flatnonzero(np.diff(numbers) != 1) + 1)
 
 
-def _shortest(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
+def _shortest(steps: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
     """The shortest way from an annotation's end to its boundary; 0 where the same clock would put them there."""
+    boundaries, begins = steps.T
     at = np.arange(len(ends))
     if len(boundaries) != len(ends):
         # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
@@ -612,7 +614,8 @@ def _shortest(boundaries: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], 
         at = np.where(np.abs(boundaries - ends[right - 1]) <= np.abs(boundaries - ends[right]), right - 1, right)
     shortest = int((boundaries - ends[at])[:-1].max())
     inside = np.mean((boundaries >= starts[at])[:-1]) > 0.5
-    return 0 if inside and -HOOKS_NS <= shortest <= 0 else shortest
+    alike = shortest >= -HOOKS_NS or np.abs(begins - starts[at])[:-1].min() <= NEGLIGIBLE_NS
+    return 0 if inside and shortest <= 0 and alike else shortest
 
 
 _BLOCKS = {  # that a multiprocessor holds at most, by compute capability

@@ -150,9 +150,16 @@ def test_operators_that_another_form_would_not_run(folder: Path, kind: str, shap
     assert 0 < work.ms_per_step <= found.step_ms
 
 
-def test_gradients_of_what_no_optimizer_has(folder: Path) -> None:
-    (work,) = facts(folder, "unused_gradient", "wasted").wasted
-    assert (work.kind, work.calls_per_step) == ("unused_gradient", 8)  # of three layers each a product and a t()
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("unused_gradient", 8),  # of three layers each a product and a t()
+        ("biases", 6),  # of six layers the product that makes the weights' gradients
+    ],
+)
+def test_gradients_of_what_no_optimizer_has(folder: Path, name: str, calls: int) -> None:
+    (work,) = facts(folder, name, "wasted").wasted
+    assert (work.kind, work.calls_per_step) == ("unused_gradient", calls)
     assert work.lines[0].place.function == "updated"
 
 

@@ -239,6 +239,16 @@ def test_iterators_that_a_framework_makes_itself_are_loaders_of_their_data_set(c
     assert {event["id"] for event in told} == {event["id"] for event in captured.of("batch")} == {told[0]["dataset"]}
 
 
+@pytest.mark.parametrize(("size", "samples"), [(2, [2, 2]), (1, [5, 5, 5, 5])])  # one item may be a batch
+def test_no_batch_has_more_samples_than_its_loader_gives_it(agent: Agent, size: int, samples: list[int]) -> None:
+    """As the nodes of two graphs side by side."""
+    told: list[int | None] = []
+    agent.steps.fetch_end = lambda _token, rows, _now: told.append(rows)  # type: ignore[method-assign]
+    nodes = torch.zeros(5, 3)
+    list(torch.utils.data.DataLoader([nodes] * 4, batch_size=size, collate_fn=lambda items: [torch.cat(items), nodes]))
+    assert told == samples
+
+
 @pytest.mark.usefixtures("agent")
 def test_no_code_in_python_runs_when_a_loader_goes() -> None:
     """What a signal's handler raises there is lost."""

@@ -177,6 +177,18 @@ accumulation over two of accelerate's loaders at once [both]
 a closure holds forward and backward [both]
     for1x4:10( opt_begin closure1 opt_end wait:1 )
     -> 4*T76=10+20+40+5+1 1x8
+an iterator of its own for each batch, after the first one, which may be a look alone [both]
+    5( iter1 fetch1:10 dead1 train wait:1 )
+    -> T8=-+-+4+1+3 0x-, 3*T19=10+3+4+1+1 1x8, T18=10+3+4+1+0 1x8
+several of them in a step [both]
+    3( 2( iter1 fetch1:10 dead1 fwd bwd ) opt wait:1 )
+    -> T26=10+6+8+1+1 1x8, T36=20+6+8+1+1 1x8, T35=20+6+8+1+0 1x8
+a look at another loader in each step [both]
+    for1x3( train iter2 fetch2 dead2 eval:7 )
+    -> 3*T10=2+3+4+1+0 1x8
+what a closure does behind its backward pass is no forward [both]
+    for1x3:10( opt_begin closure_begin pass wait:30 pass wait:30 closure_end opt_end wait:1 )
+    -> 3*T191=10+70+80+0+31 1x8
 a closure that is called several times [both]
     3( opt_begin 4( closure1 ) opt_end wait:1 )
     -> T260=-+80+160+20+0 0x-, 2*T261=-+80+160+20+1 0x-
@@ -313,6 +325,8 @@ WORDS: dict[str, tuple[Callable[[Loop, int, float], object], int, float]] = {
     "pass": (lambda loop, *_: (loop.forward(20), loop.backward(40)), 0, 0),
     "update": (lambda loop, number, _: (loop.step(number, 5), loop.spend(1)), 500, 0),
     "closure": (closure, 0, 0),
+    "closure_begin": (lambda loop, *_: loop.cutter.closure_start(loop.now), 0, 0),
+    "closure_end": (lambda loop, *_: loop.cutter.closure_end(loop.now), 0, 0),
     "skipped": (lambda loop, number, _: loop.cutter.optimizer_skipped(number, loop.now), 500, 0),
     "first": (derive(None), 7, 0),
     "derive": (derive(True), 7, 0),

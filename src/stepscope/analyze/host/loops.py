@@ -31,6 +31,7 @@ from stepscope.tables.arrays import Int64, climb, unique
 from stepscope.tables.phases import BACKWARD, OPTIMIZER
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
+IN_TURN = 4  # calls of each module of a class by one invocation: layers are called once, or for two or three inputs
 MIN_BEHIND = 4  # behind a backward pass, without a gradient: parameters or items, since no layer is called there
 OPERATORS = 0.3  # of the time of such a loop, as recorded: else it is Python or files, which are told by themselves
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
@@ -43,6 +44,8 @@ _AHEAD = (("forward",), ("data_wait", "before_forward"), ("data_wait", "before_f
 _BEHIND = ("optimizer", "other")
 _ENGINE = "autograd::engine::evaluate_function: "
 _GENERATORS = ("<genexpr>",)
+# What a loop over a module's parts goes through: its work are other calls, and list(...) of them does none.
+_ITERATES = re.compile(r"nn/modules/module\.py\(\d+\): (named_)?(parameters|buffers|modules|children)$")
 _TRAINS = re.compile(r"\b(backward|step)\(")  # what a training loop calls
 
 
@@ -200,6 +203,7 @@ def _find(window: ProfiledCalls) -> list[_Loop]:
 def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
     """Many calls of one thing by one invocation in one step, and a key that tells instances of modules apart."""
     own = part.direct & (part.what != TRANSPARENT) & ~part.in_loader & (part.step >= 0) & part.inside
+    own &= ~part.named(lambda name: _ITERATES.search(name) is not None, own)
     positions = np.flatnonzero(own)
     positions = positions[np.argsort(part.start_ns[positions], kind="stable")]
     # modules keep their instance: the layers of a network are not items of a loop
@@ -216,29 +220,44 @@ def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
         "caller": part.caller[positions],
         "key": pl.Series(part.codes[positions]).replace_strict(keys, return_dtype=pl.String),
     }
-    calls = pl.DataFrame(columns).group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
+    # but for a few that are called in turn, each again and again, as experts of single tokens
+    kind = pl.col("key").cast(pl.String).str.replace(rf"^({MODULE_CALL}.*)_\d+$", "$1")
+    of_kind = ("step", "track", "caller", "kind")
+    in_turn = pl.len().over(of_kind) >= IN_TURN * pl.col("key").n_unique().over(of_kind)
+    keyed = pl.DataFrame(columns).with_columns(kind=kind)
+    keyed = keyed.with_columns(key=pl.when(in_turn).then("kind").otherwise("key"))
+    calls = keyed.group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
     modules = np.flatnonzero(part.named(lambda name: name.startswith(MODULE_CALL), part.inside))
     node_ns, module_ns = (np.sort(part.start_ns[rows]) for rows in (_nodes(part), modules))
-    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_BEHIND).iter_rows():
-        ends = part.start_ns[[mine[0], mine[-1]]]
-        nodes, passes = np.searchsorted(node_ns, ends), np.searchsorted(module_ns, ends)
-        apart = nodes[0] == nodes[1] > 0 and passes[0] == passes[1]  # neither of both runs meanwhile
-        behind = apart and (passes[0] == 0 or module_ns[passes[0] - 1] < node_ns[nodes[0] - 1])
-        if len(mine) >= MIN_CALLS or behind:
-            yield key, _Calls(part, caller, step, np.array(mine, np.int64))
+    for step, _, caller, key, together in calls.filter(pl.col("position").list.len() >= MIN_BEHIND).iter_rows():
+        for mine in _runs(part, np.array(together, np.int64)):
+            ends = part.start_ns[[mine[0], mine[-1]]]
+            nodes, passes = np.searchsorted(node_ns, ends), np.searchsorted(module_ns, ends)
+            apart = nodes[0] == nodes[1] > 0 and passes[0] == passes[1]  # neither of both runs meanwhile
+            behind = apart and (passes[0] == 0 or module_ns[passes[0] - 1] < node_ns[nodes[0] - 1])
+            if len(mine) >= MIN_CALLS or behind:
+                yield key, _Calls(part, caller, step, mine)
+
+
+def _runs(part: HostCalls, positions: Int64) -> list[Int64]:
+    """The calls of an inner loop, each time it is run: equally many, with more between two runs than two calls."""
+    distances = np.diff(part.start_ns[positions])
+    runs = np.split(positions, np.flatnonzero(distances > MAX_BREAK * np.median(distances)) + 1)
+    return runs if len({len(run) for run in runs}) == 1 and len(runs[0]) >= MIN_BEHIND else [positions]
 
 
 def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
     most = min(own, key=lambda calls: (-len(calls), calls.step, calls.caller))
-    same = [calls for calls in other if (calls.part, calls.caller, calls.step) == (most.part, most.caller, most.step)]
-    if not same:
-        return False
-    first, last = int(same[0].starts.min()), int(same[0].ends.max())
-    period = (last - first) / len(same[0])
-    outside = int(((most.starts < first - period) | (most.starts >= last)).sum())
-    # one may have been held up, and a generator is asked for the first item and after the last
-    return outside <= max(2, (1 - MOSTLY) * len(most))
+    for calls in other:
+        if (calls.part, calls.caller, calls.step) == (most.part, most.caller, most.step):
+            first, last = int(calls.starts.min()), int(calls.ends.max())
+            period = (last - first) / len(calls)
+            outside = int(((most.starts < first - period) | (most.starts >= last)).sum())
+            # one may have been held up, and a generator is asked for the first item and after the last
+            if outside <= max(2, (1 - MOSTLY) * len(most)):
+                return True
+    return False
 
 
 def _undisturbed_ns(durations: Int64) -> float:

@@ -57,10 +57,11 @@ _BUILTIN_IO = re.compile(
     r"^<built-in method (write|writelines|flush|read|readline|readlines|readinto|close|truncate|__exit__) of _io\."
     r"|^<built-in function (open|io_open|print|fsync|fdatasync|sync|replace|rename|copy_file_range|sendfile)>"
 )
+_NETWORK = re.compile(r"(^|/)(socket|ssl)\.py\(\d+\): ")  # what a stream calls that is no file
 # Functions that do nothing but bring data to or from a file: everything below them is I/O cost.
 _WRAPPERS = [
     *("save", "torch.save", "dump", "savez", "savez_compressed", "savetxt", "to_csv", "to_parquet", "to_json"),
-    *("to_pickle", "write_text", "write_bytes", "read_text", "read_bytes", "imwrite", "imsave", "savefig"),
+    *("to_pickle", "write_text", "write_bytes", "read_text", "read_bytes", "imwrite", "imsave"),
     *("save_image", "save_file", "save_pretrained", "save_checkpoint", "copyfile", "copy2", "copytree", "move"),
     *("make_archive", "writerow", "writerows", "loadtxt", "read_csv", "read_parquet", "add_image", "emit"),
 ]
@@ -202,6 +203,7 @@ def _from_window(window: ProfiledCalls | None, lines: Lines, calls: Calls | None
     for part in window.parts:
         among = (part.what == BUILTIN) & ~part.in_loader & (part.caller >= 0) & part.inside
         own = np.flatnonzero(part.named(lambda name: _BUILTIN_IO.search(name) is not None, among))
+        own = own[~np.isin(own, part.parent[part.named(lambda name: _NETWORK.search(name) is not None)])]
         counted = set()
         for row, via, caller in zip(own.tolist(), part.via[own].tolist(), part.caller[own].tolist(), strict=True):
             function, label = part.function_at(caller), part.label(via)

@@ -6,7 +6,7 @@
 - `decomposition`: of matrices, whose many dependent steps no batch hides.
 - `history`: a backward pass goes through nodes that it went through in an earlier step, as far as a graph is kept.
 - `grown`: `torch.cat` makes a tensor that the next one takes again, a part longer: all of it is copied for each part.
-- `unused_gradient`: behind the last parameter that is updated a backward pass goes on to others, which no update has.
+- `unused_gradient`: of parameters that no update has; behind the last one that is updated all of the backward pass.
 
 What works on the large tensor, backward pass and update included, goes with it.
 """
@@ -47,6 +47,7 @@ _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _ENGINE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _IN_PLACE = re.compile(r"^aten::(?!(_foreach_)?(zero|fill|mul|div)_$|_amp)\w+_$")  # no clearing, clipping, unscaling
+_RENEWS = ("aten::sub", "aten::add")
 TRAINED = 0.9  # of the gradients up to the last that is used: else an optimizer works in a way that shapes do not show
 _SHARED = ("c10d::", "nccl:", "gloo:")  # of ranks, whose optimizers may hold parts of parameters
 _Shape = tuple[int, ...]
@@ -301,7 +302,7 @@ def _dense_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
 
 def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
     """By shapes: as many parameters of one are updated as an optimizer has, or any that is changed in place; the first
-    gradients of a pass are theirs.
+    gradients of a pass are theirs. Between these a gradient is unused if no optimizer touches a tensor of its size.
     """
     scene, span = every.scene, every.scene.span
     if span.names.starting(*_SHARED).any():
@@ -310,24 +311,45 @@ def _unused_gradients(every: _Operators) -> Iterator[tuple[_Key, Int64, Int64]]:
     rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
     forward = np.sort(span.start_ns[np.flatnonzero(scene.operators & (scene.in_backward < 0))])
     passes = np.searchsorted(forward, span.start_ns[rows])  # a pass has no other operators between its nodes
-    begins, ends = [], []
+    forms = [every.forms[code] for code in unique(every.codes[_in_optimizer(scene)[every.rows]]).tolist()]
+    touched = {prod(shape) for form in forms for shape in (*form.dims, *form.first)}
+    weights = {form.dims[1] for form in every.forward() if form.name == "aten::linear" and len(form.dims) > 1}
+    begins, ends, between = [], [], list[int]()
     for number in unique(passes).tolist():
         own, open_left = rows[passes == number], dict(left)
-        shapes = [form.dims[0] if form.dims else () for form in every.of(own)]
-        used = []
+        used, foreign, shapes = [], [], [form.dims[0] if form.dims else () for form in every.of(own)]
         for shape in shapes:
             used.append(open_left.get(shape, 0) > 0)
+            layer = len(shape) == 1 or shape in weights  # else perhaps of an input that gets one as well
+            foreign.append(layer and shape not in left and prod(shape) not in touched)
             open_left[shape] = open_left.get(shape, 0) - 1
-        last = max((at for at, is_used in enumerate(used) if is_used), default=None)
-        if last is not None and last + 1 < len(own) and sum(used) >= TRAINED * (last + 1):
-            begins.append(int(span.ends(own[[last]])[0]))
+        behind = len(own) - next((at for at, is_used in enumerate(reversed(used)) if is_used), len(own))
+        if behind and sum(used) + sum(foreign[:behind]) >= TRAINED * behind:
+            begins.append(int(span.ends(own[[behind - 1]])[0]))
             ends.append(int(span.ends(own[[-1]])[0]))
+            between += [own[at] for at in range(behind) if foreign[at] and shapes[at] in weights]
     nodes = np.flatnonzero(scene.calls.is_backward & scene.mine)
     at = np.searchsorted(begins, span.start_ns[nodes], side="right") - 1
     nodes = nodes[(at >= 0) & (span.start_ns[nodes] < np.array([*ends, 0])[at])]
-    makers = scene.calls.forward[nodes]
+    if between:
+        nodes = np.union1d(nodes, _with_products(every, between))
+    made = self_or_ancestor(span.parent, scene.calls.forward >= 0)[nodes]
     if len(nodes):
-        yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(makers[makers >= 0])
+        yield ("unused_gradient", _ACCUMULATES, ()), nodes, unique(scene.calls.forward[made[made >= 0]])
+
+
+def _with_products(every: _Operators, gradients: list[int]) -> Int64:
+    """These gradients of matrices, each with the product that made it: the last one before it of its shape."""
+    starts, products = every.scene.span.start_ns, every.where(form.name == "aten::mm" for form in every.forms)
+    made, found = dict[tuple[int, ...], int](), set(gradients)
+    rows = np.union1d(products, np.array(gradients, np.int64))
+    for row in rows[np.argsort(starts[rows], kind="stable")].tolist():
+        dims = every.of(np.array([row]))[0].dims
+        if row not in found and len(dims) > 1 and all(dims[:2]):
+            made[tuple(sorted((dims[0][0], dims[1][-1])))] = row
+        elif row in found and dims and (product := made.pop(tuple(sorted(dims[0])), None)) is not None:
+            gradients.append(product)
+    return np.array(gradients, np.int64)
 
 
 def _histories(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
@@ -358,8 +380,11 @@ def _updated(every: _Operators) -> dict[_Shape, int]:
     for (shape, _), count in counts.items():
         per_step = max(1, round(count / len(scene)))
         found[shape] = min(per_step, found.get(shape, per_step))
-    for code in unique(every.codes[~inside & (scene.in_backward[every.rows] < 0)]).tolist():
+    parent = scene.span.parent[every.rows]  # what copies a tensor works in place as well, on one of its own
+    called = (parent < 0) | ~scene.operators[parent]
+    for code in unique(every.codes[called & ~inside & (scene.in_backward[every.rows] < 0)]).tolist():
         form = every.forms[code]
-        if _IN_PLACE.match(form.name):
+        renews = form.name in _RENEWS and form.dims[:1] == form.dims[1:2]  # perhaps `weight - rate * gradient`
+        if renews or _IN_PLACE.match(form.name):
             found |= dict.fromkeys(form.first, len(every.rows))
     return found

@@ -72,6 +72,9 @@ class Use(NamedTuple):
 # backward passes: (rows, iterator, the first step's first batch, batches, passes).
 Used = Tuple[List[StepRow], Optional[int], int, int, int]
 
+# What an optimizer's closure runs: up to its last backward pass, and behind it, as a framework's hooks do.
+_CLOSURE, _BEHIND = (FORWARD, 0), (OTHER, 0)
+
 
 class StepCutter:
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
@@ -91,6 +94,7 @@ class StepCutter:
         self._optimizer_signalled = False
         self._mark: str | None = None  # the strongest source of marks seen
         self._number = 0
+        self._single = (0, -2)  # the last iterator that was asked for one batch alone, and the steps until then
         self._most_fetches = 0
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
@@ -232,6 +236,12 @@ class StepCutter:
         if iterator is not None and iterator_id == self._anchor:
             if iterator.exhausted and iterator.trained and not iterator.evaluates and not self._trained():
                 return  # its last batches were kept, and may still be trained on
+            if iterator.total == 1 and not self._trained():
+                gone, steps = self._single
+                self._iterators.pop(gone, None)
+                self._single = iterator_id, self._number
+                if 0 < self._number <= steps + 1 and not any(one.trained for one in self._iterators.values()):
+                    return  # `next(iter(loader))` in each step: what it gave feeds this one
             self._anchor = None
             if not self._stack and self._segments and self._resting is None:
                 self._anchor_dead(iterator, now)
@@ -290,11 +300,18 @@ class StepCutter:
             last = self._segments[-1]
         if not self.in_backward:
             last.backward += 1
+            if self._stack and self._stack[-1] == _BEHIND:
+                self._stack[-1] = _CLOSURE
         self._enter(BACKWARD, 0, now, FORWARD)
 
     def backward_end(self, now: int) -> None:
-        if not self._leave(BACKWARD, now) or (self._stack and self.in_backward):
+        if not self._leave(BACKWARD, now):
             return
+        if self._stack:
+            if self.in_backward:
+                return
+            if self._stack[-1] == _CLOSURE:
+                self._stack[-1] = _BEHIND
         last = self._segments[-1]
         if BACKWARD_AS_OPTIMIZER in last.optimizers and not last.stepped:
             self._optimizer_done(BACKWARD_AS_OPTIMIZER, now)
@@ -348,10 +365,10 @@ class StepCutter:
         self._opened_ns = None
         if self._segments and self._segments[0].leader is None and not self._segments[0].knows_forward:
             self._segments[0].knows_forward, self._segments[0].knows_wait = True, False
-        self._enter(FORWARD, 0, now, OTHER)
+        self._enter(*_CLOSURE, now, OTHER)
 
     def closure_end(self, now: int) -> None:
-        self._leave(FORWARD, now)
+        self._leave(*((OTHER, now) if _BEHIND in self._stack else (FORWARD, now)))
 
     def optimizer_skipped(self, optimizer_id: int, now: int) -> None:
         """A GradScaler found an overflow and left the update out: the iteration is complete all the same."""

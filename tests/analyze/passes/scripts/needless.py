@@ -283,10 +283,12 @@ def wasted(kind: str) -> Steps:
 
 
 def updated(kind: str) -> Steps:
-    """All is updated by an optimizer that takes lists, or by hand; else only the last layer of two of one shape."""
+    """All is updated by an optimizer that takes lists, or by hand; else the biases, or the last layer of two alike."""
     base, head = network(), nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
     everything = [*base.parameters(), *head.parameters()]
     trained = everything if kind == "in_lists" else [*head.parameters()]
+    if kind == "biases":
+        trained = [one for one in everything if one.dim() == 1]
     optimizer = torch.optim.AdamW(trained, lr=0.1, fused=True)
     while True:
         inputs, labels = batch()
@@ -368,7 +370,7 @@ def threaded() -> Steps:
         yield
 
 
-UPDATED = ("in_lists", "by_hand", "unused_gradient")
+UPDATED = ("in_lists", "by_hand", "unused_gradient", "biases")
 JOINED = ("grown", "grown_within", "dense", "rejoined")
 WASTED = ("broadcast", "one_hot", "dense_gradient", "decomposition", "tied")
 

@@ -237,14 +237,16 @@ class LoaderProbe(Probe):
     def _after_next(self, token: int, batch: Any, error: BaseException | None) -> None:
         steps, now = self._steps, monotonic_ns() + self._offset_ns
         if error is None:
-            rows = None
+            rows, size = None, self._iterated[token].size if token in self._iterated else None
             if batch.__class__ in _PLAIN and batch and batch[0].__class__ is self._tensor and not self._has_modes():
                 shape = batch[0].shape  # what nearly every loader yields, without a call
                 if shape:
                     rows = shape[0]
             if rows is None:
                 with self._unheard():
-                    rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
+                    rows = batch_rows(batch, size)
+            if rows is not None and size is not None and rows > size > 1:  # nodes of graphs, tokens of texts
+                rows = size
             steps.fetch_end(token, rows, now)
             if self._token_looks or self._look:
                 with self._unheard():
