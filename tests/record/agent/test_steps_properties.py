@@ -31,7 +31,6 @@ EVENTS: list[Callable[[Loop, int], object]] = [
     lambda loop, _: loop.cutter.backward_end(loop.now),
     lambda loop, _: loop.backward(),
     lambda loop, _: loop.cutter.optimizer_created(),
-    lambda loop, _: loop.cutter.optimizer_compiled(loop.now),
     lambda loop, i: loop.cutter.optimizer_start(i, loop.now),
     lambda loop, i: loop.cutter.optimizer_end(i, loop.now),
     lambda loop, i: loop.step(i),
@@ -50,6 +49,7 @@ EVENTS: list[Callable[[Loop, int], object]] = [
     lambda loop, i: loop.forward(1, bool(i % 2), i),
     lambda loop, _: loop.cutter.interrupt(loop.now),
     lambda loop, _: setattr(loop, "now", loop.now - 1000),  # a clock should not, and yet
+    lambda loop, _: loop.cutter.optimizer_compiled(loop.now),
 ]
 
 
@@ -125,6 +125,7 @@ def drive(loop: Loop, parts: list[list[tuple[int, int, int]]]) -> Seen:
 @settings(max_examples=400, deadline=None)
 @given(LOOPS, st.integers(0, 1))
 @example([[(1, 1, 0), (13, 0, 0), (2, 0, 0)], PLAIN_STEP * 2], 0)  # an optimizer stepped inside an earlier fetch
+@example([[(1, 0, 0), (11, 0, 0)], UNFED_STEP, [(19, 0, 0)], EVALUATION, PLAIN_STEP], 0)  # evaluates between batches
 def test_events_that_wait_change_nothing(parts: list[list[tuple[int, int, int]]], listener_ms: int) -> None:
     results = []
     for cutter in (StepCutter, QueuedCutter):

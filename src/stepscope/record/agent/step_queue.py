@@ -224,7 +224,7 @@ class QueuedCutter(StepCutter):
         super().fetch_end(iterator_id, samples, now)
         if len(self._segments) == 1 and self._anchor is not None and not self._stack and self._mark is None:
             segment = self._segments[0]
-            if self._resting is None and not segment.trained:
+            if self._resting is None and self._put_off is None and not segment.trained:
                 self._state = INSIDE
                 alone = segment.fetches == 1 and segment.leader == iterator_id == self._anchor
                 waited_only = not segment.phases[BACKWARD] and not segment.phases[OPTIMIZER]  # no training in the fetch
