@@ -58,9 +58,9 @@ CEILINGS = {
     "compare: modules": Ceiling(845, "the same and the comparison"),
     "experiment --help: modules": Ceiling(180, "nothing is read before the first run"),
     "mcp --help: modules": Ceiling(180, "the protocol's package is imported by the server alone"),
-    "package: lines, thousands": Ceiling(106.6, "Python and JSON, which all who come after read; 107 before"),
+    "package: lines, thousands": Ceiling(106.9, "Python and JSON, which all who come after read; 107 before"),
     "package: files of Python": Ceiling(350, "each costs a header and imports; 468 before nouns were joined"),
-    "tests: lines, thousands": Ceiling(60.6, "as the package; 61.3 before"),
+    "tests: lines, thousands": Ceiling(61.1, "as the package; 61.3 before"),
 }
 UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib", "mcp", "pydantic")
 

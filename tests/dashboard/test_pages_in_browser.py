@@ -26,8 +26,8 @@ CLOSELY = {"findings", "flame", "metrics", "timeline"}  # whose own tests ask ax
 @pytest.mark.parametrize(
     "name",
     [
-        *("demo", "tb_plugin", "fuzzed"),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("growing", "empty")),
+        *("tb_plugin", "fuzzed"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("demo", "growing", "empty")),
     ],
 )
 def test_every_page_of_every_run(name: str, dashboard: Dashboard, served: Served, look: Look) -> None:
