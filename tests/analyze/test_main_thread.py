@@ -212,6 +212,20 @@ def test_a_line_of_plain_python_counts_and_a_line_that_calls_torch_does_not() ->
     assert by_line[51].ms_per_step < 3  # forward: 57 of 60 ms are an operator
 
 
+@pytest.mark.parametrize(("phase", "unknown_ms"), [("other", [50]), ("forward", [])])
+def test_a_function_of_no_profiled_step_is_no_part_of_the_usual_one(phase: str, unknown_ms: list[float]) -> None:
+    """As a rollout between updates; in a pass of the model it may be nothing but operators."""
+    base = python_tables()
+    trained = stack(
+        [f"<module> ({TRAIN}:90)", f"train ({TRAIN}:12)", f"Net.forward ({TRAIN}:51)"], 100, phase="forward"
+    )
+    rollout = stack([f"<module> ({TRAIN}:90)", f"rollout ({TRAIN}:70)"], 100, phase=phase)
+    steps, events = (table.to_dicts() for table in (base.steps, base.events))
+    facts = analyze(make_tables(steps=steps, events=events, stacks=[trained, rollout])).python
+    assert facts is not None
+    assert [fact.unknown_ms_per_step for fact in facts if fact.place.line == 70] == pytest.approx(unknown_ms)
+
+
 def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> None:
     pillow = analyze(python_tables(leaf="paste (/venv/lib/python3.11/site-packages/PIL/Image.py:3)")).python
     torch = analyze(python_tables(leaf=f"linear ({TORCH}/nn/functional.py:3)")).python

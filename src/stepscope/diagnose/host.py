@@ -322,9 +322,9 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
     name = bare((top.call or top.place).function)
     known = all(fact.python_fraction is not None or fact.library_leaf is not None for fact in facts)
     unknown = sum(fact.unknown_ms_per_step for fact in facts) / cost
-    told = "low" if unknown >= PYTHON.unknown else "high" if known and unknown < PYTHON.doubtful else "medium"
+    sure = "low" if unknown >= PYTHON.unknown else "high" if known and unknown < PYTHON.doubtful else "medium"
     doubt, words = device_doubt(analysis)
-    title, fix = _python_words(top, clip_share(cost, train.mean_ms))
+    title, fix = _python_words(top, clip_share(cost, train.mean_ms), told="Python" if unknown < PYTHON.unknown else "")
     of_place: dict[Place, float] = defaultdict(float)  # a line in several phases or loops is one
     for fact in facts:
         of_place[fact.place] += fact.ms_per_step
@@ -334,7 +334,7 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
         steps=train,
         cost_ms=cost,
         ceiling_ms=_python_ceiling(analysis, facts, cost),
-        levels=(sampled_confidence(samples), told, *doubt),
+        levels=(sampled_confidence(samples), sure, *doubt),
         where=(
             *(replace(place, share=one / cost) for place, one in lines[: PYTHON.lines_shown]),
             *((top.entry,) if top.entry is not None else ()),
@@ -348,8 +348,8 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
     )
 
 
-def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
-    """(title, fix)."""
+def _python_words(top: PythonFacts, share: float, *, told: str) -> tuple[str, str]:
+    """(title, fix). `told`: what the work is known to be, if anything."""
     line, takes = shown(top.place), f"{share:.0%} of the step"
     place = f"{bare((top.call or top.place).function)} ({line})"
     entry = shown(top.entry) if top.entry is not None else ""
@@ -360,7 +360,7 @@ def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
     elif entry:
         title = f"A library's own Python on the critical path: {place} takes {takes}{reached}"
     else:
-        title = f"Python work on the critical path: {place} takes {takes}"
+        title = f"{f'{told} work' if told else 'Work'} on the critical path: {place} takes {takes}"
     if entry:
         name = bare(top.place.function)
         if top.phase in ("forward", "backward") or name in ("forward", "__call__"):

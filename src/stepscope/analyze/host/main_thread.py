@@ -4,9 +4,9 @@
 standard library, in a library that knows no tensors, or below a tensor that is written out as text. Elsewhere the
 sampler cannot tell `x @ w` from arithmetic in Python, as C calls have no frame; the window can: it knows which part of
 the innermost function's own time passed inside torch operators, and that part is taken off. What no window saw stays
-unknown: it counts where the whole call could be spared, and is said. Where the user's line only leads to training the
-place is the library's, and the line is where it was entered; what a library's modules do is their operators' work. Data
-wait and file I/O are left out.
+unknown: it counts where the whole call could be spared, or where it is no part of the usual step, and is said. Where
+the user's line only leads to training the place is the library's, and the line is where it was entered; what a
+library's modules do is their operators' work. Data wait and file I/O are left out.
 
 **File I/O**, blocking, inside training steps, from three sources, best first: `torch.save` calls the journal timed,
 built-in I/O functions the window timed, and sampled stacks that stand in an I/O function or on a line whose text makes
@@ -46,7 +46,7 @@ from stepscope.model.machine import HookFacts, PauseFacts, PauseLine
 from stepscope.model.metrics import ANOMALY, HOOKS, LoggingCost
 from stepscope.tables.arrays import NONE, Bools
 from stepscope.tables.categories import ANNOTATION
-from stepscope.tables.phases import OPTIMIZER, in_file
+from stepscope.tables.phases import OPTIMIZER, OTHER, in_file
 from stepscope.tables.schema import Tables
 
 MAX_IO_FACTS = 20
@@ -357,7 +357,12 @@ def _weigh(rows: pl.DataFrame, window: ProfiledCalls | None, code: UserCode, own
         .then(1.0)
         .otherwise(pl.col("fraction"))
     )
-    rows = rows.with_columns(known=known).with_columns(unknown=pl.col("known").is_null() & ~on_top & ~pl.col("own"))
+    # Outside models, functions that the window could name and never met: it saw whole steps, so they are no part of the
+    # usual one, such as a rollout between two rounds of updates.
+    complete = window is not None and window.has_functions and window.step_times_known
+    unmet = pl.lit(complete) & pl.col("file").is_not_null() & (pl.col("phase") == OTHER) & ~pl.col("in_module")
+    rows = rows.with_columns(known=known)
+    rows = rows.with_columns(unknown=pl.col("known").is_null() & ((~on_top & ~pl.col("own")) | unmet))
     return rows.with_columns(pl.when("unknown").then(1.0).otherwise("known").alias("weight"))
 
 
