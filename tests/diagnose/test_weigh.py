@@ -310,6 +310,7 @@ def test_compile_spans_of_a_poor_trace(source: str, reading: dict[str, Any], low
 
 
 EVENT = {"kind": "exit", "reason": "atexit"}  # of a run that the agent recorded
+CLOSED = {"kind": "window", "trace": "trace-0.json", "stop_duration_ns": 5_000 * MS, "export_duration_ns": 3_000 * MS}
 
 
 def busy(**more: Any) -> Tables:
@@ -343,6 +344,8 @@ def test_a_healthy_run_may_be_called_so() -> None:
     [
         ({"main": 0.35, "delay": 0.6, "pool": 0.3}, "waiting for a processor core", 0.6),  # no finding tells who had it
         ({"main": 0.4, "delay": 0.0, "pool": 0.1}, "asleep", 0.6 - 0.1),  # for a tenth another thread computed
+        # and for some it waited for a window of ours to be written, of the 38 s between the readings
+        ({"main": 0.4, "delay": 0.0, "pool": 0.1, "journal": [EVENT, CLOSED]}, "asleep", 0.5 - 8 / 38),
         # a thread of the script holds the interpreter's lock: torch has no work for the main one in another
         ({"main": 0.3, "delay": 0.0, "pool": 0.7, "threads": 1}, "asleep", 0.7),
         ({"main": 0.3, "delay": 0.0, "pool": 0.7, "threads": 2}, "asleep", 0.7 - 0.3),

@@ -45,6 +45,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
 from stepscope.model.counted import short, things
+from stepscope.model.machine import CpuFacts
 from stepscope.model.metrics import ANOMALY, HOOKS
 
 
@@ -280,6 +281,13 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
     yield from _beside(analysis, train)
 
 
+def asleep_share(analysis: Analysis, cpu: CpuFacts) -> float:
+    """Of the time, in which a main thread neither had nor wanted a core; while a window is closed it waits for us."""
+    windows_ms = sum((one.stop_ms or 0.0) + (one.export_ms or 0.0) for one in analysis.windows)
+    ours = windows_ms / max(1, len(analysis.run.ranks)) / max(1.0, cpu.seconds * 1e3)
+    return max(0.0, 1.0 - (cpu.main_cpu_share or 0.0) - cpu.run_delay_share - ours)
+
+
 def _beside(analysis: Analysis, train: StepFacts) -> Iterator[Claim]:
     """Python that another thread of the script runs for most of the time in which the main thread sleeps.
 
@@ -290,8 +298,7 @@ def _beside(analysis: Analysis, train: StepFacts) -> Iterator[Claim]:
         return
     if len(analysis.run.ranks) > 1 or ON_DEVICE.present(analysis):  # it may sleep for a rank or a device
         return
-    windows_ms = sum((one.stop_ms or 0.0) + (one.export_ms or 0.0) for one in analysis.windows)
-    asleep = 1.0 - cpu.main_cpu_share - cpu.run_delay_share - windows_ms / max(1.0, cpu.seconds * 1e3)
+    asleep = asleep_share(analysis, cpu)
     used = cpu.pool.used_cores if cpu.pool is not None else 0.0  # what sleeps or waits itself keeps nobody waiting
     computing = min(used, ((cpu.threads or 1) - 1) * cpu.main_cpu_share)
     cost = min(asleep - computing, used - computing) * train.mean_ms - cpu.waits_ms_per_step

@@ -452,7 +452,7 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
         told = sum(finding.cost_ms_per_step for finding in findings if finding.rule in _CORES)
         yield NO_CORE + users, max(0.0, waited - told), source
         if cpu.main_cpu_share is not None and not ON_DEVICE.present(analysis):
-            asleep = max(0.0, 1.0 - cpu.main_cpu_share - cpu.run_delay_share) * train.mean_ms
+            asleep = host.asleep_share(analysis, cpu) * train.mean_ms
             # a compiler sleeps for the programs it calls
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
             told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
