@@ -59,6 +59,7 @@ class LOADER(Thresholds):
     mostly: float = 0.5  # a function with more than half of the loading time is named in the title
     files: float = 0.3  # of the loading: with less, packing the items gains less than other advice; chosen, untuned
     file_samples: int = 30  # as CONFIDENCE.few_samples
+    part_samples: int = 15  # for a library's function: half of them are a quarter of the time at least (95 %)
     files_per_item: float = 0.5  # below it items share files already; chosen, untuned
     handover: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
     handover_ms: float = 1.0  # of a small batch: a queue, a descriptor and two processes that wake; chosen, untuned
@@ -371,7 +372,7 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
 
 def _library_part(loader: LoaderFacts) -> Place | None:
     """The function of a library that most of the loading passes in."""
-    part = loader.library[0] if loader.library and loader.samples >= LOADER.file_samples else None
+    part = loader.library[0] if loader.library and loader.samples >= LOADER.part_samples else None
     return part if part is not None and (part.share or 0.0) >= LOADER.mostly else None
 
 
@@ -384,7 +385,7 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iter
     loading = f"{stacks}, {things(loader.samples, 'sample')} of loading"
     yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {things(train.count, 'steady step')}")
     yield figure("data wait share of the step", loader.data_wait_share, "fraction", steps)
-    for part in loader.library[: LOADER.lines_shown] if loader.samples >= LOADER.file_samples else ():
+    for part in loader.library[: LOADER.lines_shown] if loader.samples >= LOADER.part_samples else ():
         if part.share is not None and part.share >= LOADER.line_share:
             yield figure(f"loading time in {_library_name(part)}", part.share, "fraction", loading)
     yield from figures(
