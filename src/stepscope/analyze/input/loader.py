@@ -48,7 +48,7 @@ from stepscope.tables.schema import Tables
 MAX_LINES = 20
 MAX_PARTS = 5
 OWN_LINE = 0.1  # of the loading: a line of the user's whose parts are worth telling
-ANEW = 0.5  # of the steady steps, which are without an epoch's first batch where there are others
+ANEW, FEW_ANEW = 0.5, 3  # of the steady steps, which are without an epoch's first batch where there are others
 _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
 
 
@@ -66,6 +66,7 @@ def loader_facts(
     if train is None or wait is None:
         return None
     event, steady = feeding_loader(tables, labelled), labelled.steady("train")
+    firsts = steady.filter("first_batch").height
     site = site_of(tables, event)
     arguments: dict[str, Any] = dict(site.get("arguments") or {}) if site else {}
     workers, batch = (
@@ -108,7 +109,7 @@ def loader_facts(
         ranks_on_host=ranks,
         iterable=event is not None and event.get("iterable") is True,
         files=None if rows is None else _file_reads(rows, context.lines, opened if in_main else None, batch),
-        anew=steady.filter("first_batch").height > ANEW * steady.height and (event or {}).get("length") != 1,
+        anew=firsts >= FEW_ANEW and firsts > ANEW * steady.height and (event or {}).get("length") != 1,
     )
 
 
