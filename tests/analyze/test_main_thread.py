@@ -101,32 +101,36 @@ def test_an_inner_loop_is_no_more_than_its_own_iterations() -> None:
     assert loop.ms_per_step < 20
 
 
-def test_modules_that_are_called_in_turn_are_one_loop() -> None:
-    source = "def forward(self, tokens):\n    for token in tokens:\n        self.experts[choose(token)](token)\n"
+@pytest.mark.parametrize(
+    ("caller", "callee", "objects", "loop_line", "source"),
+    [  # experts, called in turn, are one loop; what is made of a class is called by its own name
+        (
+            "forward",
+            "Expert",
+            3,
+            2,
+            "def forward(self, tokens):\n    for token in tokens:\n        self.experts[0](token)\n",
+        ),
+        (
+            "<module>",
+            "Decoder",
+            1,
+            3,
+            "decode = Decoder()\nfor b in range(9):\n    for t in range(40):\n        decode(t)\n",
+        ),
+    ],
+)
+def test_modules_that_a_loop_calls(caller: str, callee: str, objects: int, loop_line: int, source: str) -> None:
     steps, trace = steps_with_window(), Trace()
     for row in steps:
         if row["in_window"]:
             at, step = row["start_ns"], row["step"]
-            trace.add("train.py(1): forward", at, 60 * MS, step=step)
+            trace.add(f"train.py(1): {caller}", at, 60 * MS, step=step)
             for number in range(40):
-                trace.add(f"nn.Module: Expert_{number % 3}", at + number * MS, 900 * US, step=step)
+                trace.add(f"nn.Module: {callee}_{number % objects}", at + number * MS, 900 * US, step=step)
                 trace.add("aten::mm", at + number * MS, 800 * US, step=step, category="cpu_op")
     loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
-    assert (loop.callee, loop.calls_per_step, loop.loop_line) == ("Expert", 40, 2)
-
-
-def test_what_is_made_of_a_class_is_called_by_its_own_name() -> None:
-    source = "decode = Decoder()\nfor batch in range(9):\n    for token in range(99):\n        decode(token)\n"
-    steps, trace = steps_with_window(), Trace()
-    for row in steps:
-        if row["in_window"]:
-            at, step = row["start_ns"], row["step"]
-            trace.add("train.py(1): <module>", at, 60 * MS, step=step)
-            for start in range(at, at + 50 * MS, 500 * US):
-                trace.add("nn.Module: Decoder_0", start, 400 * US, step=step)
-                trace.add("aten::relu", start + 20 * US, 200 * US, step=step, category="cpu_op")
-    loop = only_loop(make_tables(steps=steps, events=trace.rows), {TRAIN: source})
-    assert (loop.callee, loop.place.line, loop.loop_line) == ("Decoder", 4, 3)
+    assert (loop.callee, loop.calls_per_step, loop.loop_line, loop.place.line) == (callee, 40, loop_line, loop_line + 1)
 
 
 def test_broken_source_is_as_good_as_none() -> None:

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset  # noqa: E402
 
-from stepscope.analyze.metrics import spikes  # noqa: E402 - after the check for torch
+from stepscope.analyze import metrics  # noqa: E402 - after the check for torch
+from stepscope.analyze.metrics import spikes  # noqa: E402
 from stepscope.record.agent import alarms  # noqa: E402
 
 from .agent.fake_agent import Captured  # noqa: E402
@@ -395,6 +396,13 @@ LEAPS: dict[str, tuple[int, int, Callable[[Any], list[float]]]] = {  # how many 
     ]),
     "a margin that is kept": (0, 0, lambda draw: [(draw.random() < 0.03) * draw.expovariate(500) for _ in range(300)]),
 }  # fmt: skip
+
+
+def test_on_the_way_and_afterwards_go_by_the_same_numbers() -> None:
+    """The agent hands nothing to the analysis, so that they stand in both."""
+    names = [name for name, value in vars(alarms).items() if isinstance(value, int | float) and hasattr(metrics, name)]
+    assert {"SCORE", "LOG_SCORE", "TAIL", "WINDOW"} <= {*names}
+    assert {name: getattr(alarms, name) for name in names} == {name: getattr(metrics, name) for name in names}
 
 
 @pytest.mark.parametrize("name", LEAPS)

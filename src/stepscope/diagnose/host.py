@@ -331,7 +331,8 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
     unknown = sum(fact.unknown_ms_per_step for fact in facts) / cost
     sure = "low" if unknown >= PYTHON.unknown else "high" if known and unknown < PYTHON.doubtful else "medium"
     doubt, words = device_doubt(analysis)
-    title, fix = _python_words(top, clip_share(cost, train.mean_ms), told="Python" if unknown < PYTHON.unknown else "")
+    work = "Python work" if unknown < PYTHON.unknown else "Work"
+    title, fix = _python_words(top, work, clip_share(cost, train.mean_ms))
     of_place: dict[Place, float] = defaultdict(float)  # a line in several phases or loops is one
     for fact in facts:
         of_place[fact.place] += fact.ms_per_step
@@ -355,8 +356,8 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
     )
 
 
-def _python_words(top: PythonFacts, share: float, *, told: str) -> tuple[str, str]:
-    """(title, fix). `told`: what the work is known to be, if anything."""
+def _python_words(top: PythonFacts, work: str, share: float) -> tuple[str, str]:
+    """(title, fix)."""
     line, takes = shown(top.place), f"{share:.0%} of the step"
     place = f"{bare((top.call or top.place).function)} ({line})"
     entry = shown(top.entry) if top.entry is not None else ""
@@ -367,7 +368,7 @@ def _python_words(top: PythonFacts, share: float, *, told: str) -> tuple[str, st
     elif entry:
         title = f"A library's own Python on the critical path: {place} takes {takes}{reached}"
     else:
-        title = f"{f'{told} work' if told else 'Work'} on the critical path: {place} takes {takes}"
+        title = f"{work} on the critical path: {place} takes {takes}"
     if entry:
         name = bare(top.place.function)
         if top.phase in ("forward", "backward") or name in ("forward", "__call__"):

@@ -41,12 +41,15 @@ from stepscope.engine.user_code import INSTALLED
 from stepscope.model import BatchContent, HotLine, LoaderFacts, Place, StepFacts
 from stepscope.model.machine import EpochFacts, TraceLoader, WaveFacts
 from stepscope.model.run_facts import FileReads
+from stepscope.read.raw import Frame
 from stepscope.read.text import string
 from stepscope.tables.arrays import NONE, Int64, Numbers, climb, flags, unique
+from stepscope.tables.phases import last_part
 from stepscope.tables.schema import Tables
 
 MAX_LINES = 20
 MAX_PARTS = 5
+LONGEST_WAY = 100  # functions that only lead to others: more are no composition, and each is looked for in all paths
 OWN_LINE = 0.1  # of the loading: a line of the user's whose parts are worth telling
 ANEW, FEW_ANEW = 0.5, 3  # of the steady steps, which are without an epoch's first batch where there are others
 _NO_CORES_KNOWN = 1.0  # without a manifest, promise no more than one core
@@ -206,13 +209,20 @@ def _sampled(rows: pl.DataFrame | None, role: str) -> tuple[list[HotLine], list[
     return lines, entries
 
 
-# What only leads to the parts: the loader, a module's call, compositions of transforms, comprehensions.
-_CORRIDOR = re.compile(
-    rf"{LOADER_FILE}|torch/nn/modules/(module|container)\.py|torch/utils/_contextlib\.py|"
-    r":[^:]*(?i:compose|sequential|pipeline)[^:]*$|[:.]<[^:.]*$"
+_CORRIDORS = (
+    LOADER_FILE,
+    *(f"torch/{file}.py" for file in ("nn/modules/module", "nn/modules/container", "utils/_contextlib")),
 )
+_COMPOSES = ("compose", "sequential", "pipeline")
 # Of the samples in one function: it only leads there, or with less where a part of them calls it again; untuned.
 _ONE_WAY, _MOSTLY, _AGAIN = 0.97, 0.8, 0.1
+
+
+def _only_leads(frame: Frame) -> bool:
+    """Whether it only leads to the parts: the loader, a module's call, compositions of transforms, comprehensions."""
+    name = frame.function.lower()
+    through = any(file in frame.file for file in _CORRIDORS) or any(word in name for word in _COMPOSES)
+    return through or last_part(name).startswith("<")
 
 
 def _library_parts(context: Context, loading: pl.DataFrame | None, hot: HotLine | None) -> tuple[Place, ...]:
@@ -237,32 +247,34 @@ def _library_parts(context: Context, loading: pl.DataFrame | None, hot: HotLine 
         ]
         first = tree.by_node(np.array(of_line, bool))
     here = np.flatnonzero((tree.outermost(first) == users.nodes) & (total > 0))
-    seen = ~users.marked(lambda frame: _CORRIDOR.search(f"{frame.file}:{frame.function}") is not None)
+    seen = ~users.marked(_only_leads)
     seen[here] = True
     functions: Numbers[tuple[str, str]] = Numbers()
     function = tree.by_node(np.array([functions[frame.file, frame.function] for frame in tree.frames], np.int64))
-    on_way: set[int] = set()
-    while True:
-        above = at(tree.innermost(seen), tree.parent, NONE)
+    above, moved = at(tree.innermost(seen), tree.parent, NONE), False
+    for _ in range(LONGEST_WAY):
         below = np.flatnonzero(seen & np.isin(above, here) & (total > 0))
-        again = below[np.isin(function[below], list(on_way))]
-        if len(again):  # a composition that calls itself for the next part
-            seen[again] = False
-            continue
         of_function = np.bincount(function[below], weights=total[below], minlength=len(functions))
         passing, most = int(total[here].sum()), of_function.max(initial=0)
         if not most:
             break
         largest = function == of_function.argmax()
-        calls_itself = total[largest & (tree.outermost(largest) != users.nodes)].max(initial=0) >= _AGAIN * most
-        if most < (_MOSTLY if calls_itself else _ONE_WAY) * passing:
-            break
-        on_way.add(int(of_function.argmax()))
-        here = below[largest[below]]
+        if most < _ONE_WAY * passing:
+            again = total[largest & (tree.outermost(largest) != users.nodes)].max(initial=0)
+            if most < _MOSTLY * passing or again < _AGAIN * most:
+                break
+        here, moved = below[largest[below]], True
+        inner = largest & seen
+        inner[here] = False
+        if inner.any():  # a composition that calls itself for the next part
+            seen[inner] = False
+            above = at(tree.innermost(seen), tree.parent, NONE)
+    else:
+        return ()
     itself = passing - int(of_function.sum())
     if itself > of_function.max(initial=0):  # what it calls is the smaller part
         of_function = np.bincount(function[here], weights=total[here], minlength=len(functions))
-        if not on_way:
+        if not moved:
             return ()
     own = {frame.file for file, frame in zip(users.files, tree.frames, strict=True) if file is not None}
     parts = [

@@ -237,7 +237,7 @@ class LoaderProbe(Probe):
     def _after_next(self, token: int, batch: Any, error: BaseException | None) -> None:
         steps, now = self._steps, monotonic_ns() + self._offset_ns
         if error is None:
-            rows, size = None, self._iterated[token].size if token in self._iterated else None
+            rows, size = None, self._iterated.get(token, _UNKNOWN).size
             if batch.__class__ in _PLAIN and batch and batch[0].__class__ is self._tensor and not self._has_modes():
                 shape = batch[0].shape  # what nearly every loader yields, without a call
                 if shape:

@@ -414,7 +414,7 @@ class MetricsProbe(Probe):
 
         def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             # In every step of a script that clips, so in one piece and by what is found at the first look.
-            if get_ident() != (agent.training_thread or get_ident()):
+            if agent.training_thread not in (None, get_ident()):
                 return
             now_ns = monotonic_ns() + offset_ns
             most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
